@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from edit_hooks.utils.files import replacing, require_file
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]) -> None:
     """Write a safetensors file with text metadata, atomically.
 
-    Its permissions are those of the umask.
+    Equal content gives equal bytes. The permissions are those of the umask.
 
     Raises:
         OSError: if the file cannot be written.
@@ -31,7 +32,26 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], header: Mappi
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata=dict(header))
         except SafetensorError as error:  # also a full disk
             raise OSError(f"cannot write {path}: {error}") from error
+        _sort_metadata(temporary)
         temporary.chmod(mode)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Order the metadata entries of a safetensors file, which the library writes in a random order.
+
+    The header, JSON after its length in eight bytes, keeps its length: a sorted one is as long, or padded as the format
+    allows.
+    """
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        if len(header.get("__metadata__", {})) < 2:
+            return
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(text) <= length:  # else another way of escaping: valid as it is
+            file.seek(8)
+            file.write(text.ljust(length))
 
 
 def require_tensors(path: str | os.PathLike[str], what: str) -> None:
