@@ -1,7 +1,8 @@
 """Artifacts of a training: weights, a manifest and digests of the training edits in one safetensors file.
 
-The header of the file holds the manifest as JSON and a checksum over manifest and tensors; ``manifest.json`` is a
-readable copy. The manifest's section ``editor`` holds the settings that apply to every edit made with the artifact.
+The header of the file holds the manifest as JSON, a checksum over manifest and tensors, and the digest that identifies
+the artifact; ``manifest.json`` is a readable copy. The manifest's section ``editor`` holds the settings that apply to
+every edit made with the artifact.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from edit_hooks.utils.json_io import parse_json
 
 MANIFEST_NAME = "manifest.json"
 TRAINED_ON = "trained_on"  # the tensor that holds the digests of the training edits
+# Sections of the manifest about the run that made the artifact: places, losses, and settings that no edit reads.
+RUN_SECTIONS = frozenset({"model_name", "data", "training", "step", "losses", "skipped_steps"})
 
 
 def edit_digest(prompt: str, target: str) -> int:
@@ -63,8 +66,15 @@ class ArtifactKind:
         return file
 
     def digest(self, path: str | Path) -> str:
-        """SHA-256 (hex) of an artifact's weights file, which holds the manifest too."""
-        return sha256_of(self.file(path))
+        """SHA-256 (hex) over all that an edit reads of an artifact: the tensors and the manifest but for its run.
+
+        Artifacts of earlier versions, whose header lacks it, have that of their file.
+
+        Raises:
+            EditingError: there is no artifact at ``path``, or no safetensors file.
+        """
+        file = self.file(path)
+        return self._read_header(file).get("digest") or sha256_of(file)
 
     def save(
         self,
@@ -81,7 +91,13 @@ class ArtifactKind:
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(manifest, indent=1)
         tensors = {**tensors, TRAINED_ON: torch.tensor(sorted(training_digests), dtype=torch.int64)}
-        header = {"format": self.format, "manifest": text, "checksum": _checksum(text, tensors)}
+        digests = _tensor_digests(tensors)
+        header = {
+            "format": self.format,
+            "manifest": text,
+            "checksum": key_of([text, digests]),
+            "digest": _content_digest(text, digests),
+        }
         write_tensors(folder / self.weights_name, tensors, header)
         write_atomically(folder / MANIFEST_NAME, text + "\n")
 
@@ -92,11 +108,7 @@ class ArtifactKind:
             EditingError: there is no artifact at ``path``, or the file is damaged or of another kind.
         """
         file = self.file(path)
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                header = tensors.metadata() or {}
-        except Exception as error:
-            raise EditingError(f"cannot read the {self.what} in {file}: {first_line(error)}.") from error
+        header = self._read_header(file)
         if header.get("format") != self.format:
             raise EditingError(
                 f"{file} is no trained {self.what} (format {header.get('format')!r}, want {self.format!r})."
@@ -108,6 +120,13 @@ class ArtifactKind:
         except (TypeError, AttributeError) as error:
             raise EditingError(f"the {self.what} in {file} is damaged: {error!r}") from error
         return manifest
+
+    def _read_header(self, file: Path) -> dict[str, str]:
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                return tensors.metadata() or {}
+        except Exception as error:
+            raise EditingError(f"cannot read the {self.what} in {file}: {first_line(error)}.") from error
 
     def with_current_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Settings from a file of any release, under their current names."""
@@ -123,8 +142,13 @@ class ArtifactKind:
         with safe_open(self.file(path), framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        # Artifacts of release 0.1.0 have no checksum.
-        if "checksum" in header and header["checksum"] != _checksum(header["manifest"], tensors):
+        digests = _tensor_digests(tensors)
+        wanted = {
+            "checksum": key_of([header["manifest"], digests]),
+            "digest": _content_digest(header["manifest"], digests),
+        }
+        # Artifacts of release 0.1.0 have no checksum, and those before the digest none of that.
+        if any(header.get(name, value) != value for name, value in wanted.items()):
             raise EditingError(f"the {self.what} in {self.file(path)} is damaged (checksum differs); train it again.")
         tensors.pop(TRAINED_ON, None)
         return tensors, manifest
@@ -177,5 +201,10 @@ class TrainingEdits:
         ]
 
 
-def _checksum(manifest: str, tensors: Mapping[str, torch.Tensor]) -> str:
-    return key_of([manifest, {name: [list(t.shape), str(t.dtype), tensor_digest(t)] for name, t in tensors.items()}])
+def _tensor_digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    return {name: [list(t.shape), str(t.dtype), tensor_digest(t)] for name, t in tensors.items()}
+
+
+def _content_digest(manifest: str, tensor_digests: Mapping[str, Any]) -> str:
+    parts = {name: part for name, part in json.loads(manifest).items() if name not in RUN_SECTIONS}
+    return key_of([parts, tensor_digests])

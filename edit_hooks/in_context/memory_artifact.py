@@ -83,6 +83,7 @@ def load_models(path: str | Path) -> tuple[SavedModels, dict[str, Any]]:
 
 def _config(model: PreTrainedModel) -> dict[str, Any]:
     config: dict[str, Any] = json.loads(model.config.to_json_string(use_diff=False))
+    config.pop("_name_or_path", None)  # where it was read from is no part of the artifact's identity
     return config
 
 

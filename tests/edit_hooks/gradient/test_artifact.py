@@ -25,6 +25,7 @@ from edit_hooks.gradient.artifact import (
 from edit_hooks.gradient.hypernetwork import HyperNetwork
 from edit_hooks.modeling.identity import model_identity
 from edit_hooks.training.mend_config import ARTIFACT_SETTINGS
+from edit_hooks.utils.files import sha256_of
 
 # Current setting -> its name in release 0.1.0.
 OLD_NAMES = {"normalize": "normalise", "artifact": "artefact", "artifact_digest": "artefact_digest"}
@@ -71,6 +72,34 @@ def test_an_artifact_survives_the_round_trip(artifact):
         assert torch.equal(again.state_dict()[name], tensor), name
     assert read_training_digests(folder) == {edit_digest(" A ", "b"), edit_digest("C", "d")}
     assert artifact_digest(folder) == artifact_digest(folder / WEIGHTS_NAME)
+
+
+def test_the_digest_is_that_of_the_content(artifact, tmp_path):
+    """Two trainings to the same network are one artifact, whatever their folders, steps and losses."""
+    network, folder = artifact
+    manifest, edits = read_manifest(folder), read_training_digests(folder)
+    for number in range(8):
+        run = {"model_name": f"/home/{number}/model", "losses": [number], "training": {"num_steps": number}}
+        save_network(network, {**manifest, **run}, tmp_path / str(number), edits)
+        assert artifact_digest(tmp_path / str(number)) == artifact_digest(folder)
+    save_network(network, {**manifest, "editor": {**manifest["editor"], "sign": "plus"}}, tmp_path / "sign", edits)
+    save_network(network, manifest, tmp_path / "edits", edits | {1})
+    network.step_sizes.data += 1
+    save_network(network, manifest, tmp_path / "steps", edits)
+    digests = {artifact_digest(tmp_path / name) for name in ("mend", "sign", "edits", "steps")}
+    assert len(digests) == 4
+
+
+def test_an_artifact_without_a_digest_keeps_that_of_its_file(artifact):
+    """Recorded settings name it."""
+    _, folder = artifact
+    file, digest = folder / WEIGHTS_NAME, artifact_digest(folder)
+    rewrite_header(file, lambda header: {name: text for name, text in header.items() if name != "digest"})
+    assert artifact_digest(folder) == sha256_of(file) != digest
+    load_network(folder)
+    rewrite_header(file, lambda header: {**header, "digest": "0" * 64})
+    with pytest.raises(EditingError, match="checksum differs"):
+        load_network(folder)
 
 
 def test_an_artifact_of_the_first_release_loads_and_edits_alike(artifact, tiny_model, tiny_tokenizer):
