@@ -159,7 +159,11 @@ class HyperNetwork(nn.Module):
         self.step_sizes = nn.Parameter(torch.full((len(self.shapes),), settings.step_size))
 
     def observe(self, tokens: Mapping[str, TokenFactors]) -> None:
-        """Add an edit's tokens to the statistics of the networks."""
+        """Add an edit's tokens to the statistics of the networks.
+
+        The tokens of all matrices come before any is normalized. The release normalizes each matrix without the later
+        ones of the same edit, a difference that vanishes as the count grows.
+        """
         for name, factors in tokens.items():
             self._network(name).observe(drop_zero_tokens(factors))
 

@@ -24,6 +24,7 @@ NUM_PACKED = {
     "kn": (3, 3),
     "melo": (3, 3),
     "memit": (7, 7),
+    "mend": (7, 7),
     "p-rome": (6, 6),
     "pmet": (8, 8),
     "prune": (2, 2),
@@ -35,6 +36,7 @@ NUM_PACKED = {
     "ultraedit": (4, 4),
     "wise": (2, 3),
 }
+SHARED = {"null_dims", "network"}  # entries that are no runs
 NUM_PACKED_GEMMA = {"memit": 1, "rome": 3}
 needs_unpacked = pytest.mark.skipif(not UNPACKED_GOLDEN.is_dir(), reason=f"no unpacked runs in {UNPACKED_GOLDEN}")
 
@@ -49,7 +51,9 @@ def test_no_packed_run_is_lost():
     }
     wanted |= {(method, "gemma3-270m"): count for method, count in NUM_PACKED_GEMMA.items()}
     packed = {
-        (path.parent.name, path.stem): len(golden_json(f"{path.parent.name}/{path.stem}").keys() - {"null_dims"})
+        (path.parent.name, path.stem): len(
+            golden_json(f"{path.parent.name}/{path.stem}").keys() - {"null_dims", "network"}
+        )
         for path in GOLDEN.glob("*/*.json")
     }
     assert packed == wanted
