@@ -41,6 +41,14 @@ class TrainingSettings(EditorConfig):
         "optimizer steps without a better validation loss before the run stops", within=POSITIVE, default=2000
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.patience < self.validate_every:
+            raise EditingError(
+                f"the settings 'patience' ({self.patience}) and 'validate_every' ({self.validate_every}): a run cannot "
+                "lose patience between two validations; raise 'patience', or lower 'validate_every'."
+            )
+
 
 def resolve_settings(
     config_class: type[SettingsT], editor_class: type[Editor[Any]], model: nn.Module, settings: Mapping[str, Any]

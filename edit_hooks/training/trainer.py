@@ -184,7 +184,13 @@ class Trainer(abc.ABC, Generic[ConfigT]):
         """Write the artifact with the present weights."""
 
     def run(self) -> TrainingProgress:
-        """Train to the last step or the early stop, resuming an interrupted run in the folder."""
+        """Train to the last step or the early stop, resuming an interrupted run in the folder.
+
+        A run ends at a validation: patience is compared there, as in the release, and the last step is validated.
+
+        Raises:
+            EditingError: the run wrote no artifact, because no validation loss was finite.
+        """
         if (self.out / RESUME_NAME).exists():
             self._resume()
         config, progress = self.config, self.progress
@@ -203,13 +209,23 @@ class Trainer(abc.ABC, Generic[ConfigT]):
             if not progress.losses:
                 self._validate_and_save()
             while progress.step < config.num_steps and progress.step - progress.best_step < config.patience:
-                loss = self._step(progress.step)
-                progress.step += 1
-                bar.update(1)
-                if progress.step % config.validate_every == 0 or progress.step == config.num_steps:
-                    self._validate_and_save()
-                bar.set_postfix(loss=f"{loss:.3f}", best=f"{progress.best_loss:.3f}", refresh=False)
+                self._train_to_validation(bar)
+                self._validate_and_save()
+        if progress.best_step == 0:
+            raise EditingError(
+                f"no artifact was written to {self.out}: no validation loss of {progress.step} steps was finite. Lower "
+                f"{self.rates}, or train in float32, in a new folder; or a validation edit overflows in the model."
+            )
         return progress
+
+    def _train_to_validation(self, bar: tqdm[Any]) -> None:
+        """The steps up to the next validation, or to the last one."""
+        progress, every = self.progress, self.config.validate_every
+        for _ in range(min(every - progress.step % every, self.config.num_steps - progress.step)):
+            loss = self._step(progress.step)
+            progress.step += 1
+            bar.update(1)
+            bar.set_postfix(loss=f"{loss:.3f}", best=f"{progress.best_loss:.3f}", refresh=False)
 
     def _step(self, step: int) -> float:
         """One optimizer step; returns its mean loss. Steps without finite gradients are skipped and counted."""

@@ -7,6 +7,7 @@ from paths import ROOT
 
 from edit_hooks import EditingError
 from edit_hooks.training.mend_config import TrainingConfig, training_config
+from edit_hooks.training.serac_config import serac_training_config
 from edit_hooks.utils.yaml_io import read_yaml
 
 
@@ -15,6 +16,15 @@ def test_unknown_training_settings_are_named(tiny_model):
         training_config(tiny_model("llama"), {"acumulate": 2})
     with pytest.raises(EditingError, match="num_steps"):
         TrainingConfig(num_steps=0)
+
+
+def test_patience_below_the_distance_of_validations_is_refused(tiny_model):
+    """Such a run once stopped before its first validation, without an artifact, and ended well."""
+    settings = {"num_steps": 30, "validate_every": 20, "patience": 10}
+    for make in (training_config, serac_training_config):
+        with pytest.raises(EditingError, match=r"'patience' \(10\) and 'validate_every' \(20\).*raise 'patience'"):
+            make(tiny_model("llama"), settings)
+        assert make(tiny_model("llama"), {**settings, "patience": 20}).patience == 20
 
 
 def test_the_recipe_for_the_demo_model_is_valid():

@@ -187,6 +187,27 @@ def test_training_stops_when_validation_no_longer_improves(tiny_model, tiny_toke
     assert progress.step == progress.best_step + 4 < SETTINGS["num_steps"]
 
 
+def test_patience_is_lost_at_validations_only(tiny_model, tiny_tokenizer, tmp_path, monkeypatch):
+    """Once step 13 was the last: trained after the validation at step 10, and in no artifact."""
+    run = trainer(tiny_model("llama"), tiny_tokenizer("byte_bpe_bos"), tmp_path, validate_every=5, patience=8)
+    losses = iter([1.0, *[2.0] * 9])
+    monkeypatch.setattr(run, "_validation_losses", lambda batch: {"loss": next(losses), "edit": 0.0, "locality": 0.0})
+    progress = run.run()
+    assert (progress.best_step, progress.step) == (5, 15)
+    assert [record["step"] for record in progress.losses] == [0, 5, 10, 15]
+
+
+def test_a_run_without_a_finite_validation_fails(tiny_model, tiny_tokenizer, tmp_path, monkeypatch):
+    """Once it ended as if its artifact could be used."""
+    for _ in range(2):  # again when the finished run is started again
+        run = trainer(tiny_model("llama"), tiny_tokenizer("byte_bpe_bos"), tmp_path, validate_every=2, patience=4)
+        losses = {"loss": math.nan, "edit": math.nan, "locality": 0.0, "right": 0.0}
+        monkeypatch.setattr(run, "_validation_losses", lambda batch, losses=losses: losses)
+        with pytest.raises(EditingError, match=r"no artifact was written to .* of 4 steps was finite. Lower lr or"):
+            run.run()
+    assert not (tmp_path / WEIGHTS_NAME).exists()
+
+
 def test_step_sizes_move_by_their_own_rate_and_once(tiny_model, tiny_tokenizer, tmp_path):
     """One optimizer: Adam's first step moves every step size by exactly its rate, at any rate of the networks."""
     run = trainer(tiny_model("llama"), tiny_tokenizer("byte_bpe_bos"), tmp_path, lr_step_sizes=1e-4)
