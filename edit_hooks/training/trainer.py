@@ -216,7 +216,19 @@ class Trainer(abc.ABC, Generic[ConfigT]):
                 f"no artifact was written to {self.out}: no validation loss of {progress.step} steps was finite. Lower "
                 f"{self.rates}, or train in float32, in a new folder; or a validation edit overflows in the model."
             )
+        if progress.best_loss >= progress.losses[0]["loss"]:
+            log.warning("%s", self._no_gain())
         return progress
+
+    def _no_gain(self) -> str:
+        """The warning about a run that did not beat the unedited model."""
+        unedited, best = (next(r for r in self.progress.losses if r["step"] == s) for s in (0, self.progress.best_step))
+        terms = f"of the edit {best['edit']:.4f} and of locality {best['locality']:.4f}"
+        return (
+            f"the artifact in {self.out} is worse than no edit: its validation loss, {best['loss']:.4f} ({terms}), is "
+            f"not below that of the unedited model, {unedited['loss']:.4f}. Raise num_steps, which goes on with this "
+            f"run, or train with another {self.rates} or c_edit in a new folder."
+        )
 
     def _train_to_validation(self, bar: tqdm[Any]) -> None:
         """The steps up to the next validation, or to the last one."""

@@ -208,6 +208,16 @@ def test_a_run_without_a_finite_validation_fails(tiny_model, tiny_tokenizer, tmp
     assert not (tmp_path / WEIGHTS_NAME).exists()
 
 
+def test_a_run_that_does_not_beat_the_unedited_model_warns_once(trained, tiny_model, tiny_tokenizer, tmp_path, caplog):
+    model, tokenizer, out, _ = trained
+    trainer(model, tokenizer, out).run()  # a good one, which is finished
+    assert caplog.text == ""
+    trainer(model, tokenizer, tmp_path, num_steps=4, validate_every=2, lr=1.0, c_loc=10.0).run()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "worse than no edit: its validation loss" in record.getMessage()
+    assert (tmp_path / WEIGHTS_NAME).exists()
+
+
 def test_step_sizes_move_by_their_own_rate_and_once(tiny_model, tiny_tokenizer, tmp_path):
     """One optimizer: Adam's first step moves every step size by exactly its rate, at any rate of the networks."""
     run = trainer(tiny_model("llama"), tiny_tokenizer("byte_bpe_bos"), tmp_path, lr_step_sizes=1e-4)
