@@ -92,12 +92,10 @@ class MENDLoss:
 
     @torch.no_grad()
     def unedited(self, batch: Sequence[NumberedExample]) -> dict[str, float]:
-        """Terms of the loss for the unedited model, means over the examples: the values that training has to beat."""
-        total = 0.0
-        for example, number in batch:
-            rows = batch_rows(self.model, [self._paraphrase_row(example, number)])
-            total += float(label_nll(self.model, rows).mean()) / len(batch)
-        return {"loss": self.config.c_edit * total, "edit": total, "locality": 0.0}
+        """The loss of one batch for the unedited model, and its terms: the values that training has to beat."""
+        rows = batch_rows(self.model, [self._paraphrase_row(*numbered) for numbered in batch])
+        nll = float(label_nll(self.model, rows).mean())
+        return {"loss": self.config.c_edit * nll, "edit": nll, "locality": 0.0}
 
     def _updates(self, batches: Sequence[Sequence[NumberedExample]], observe: bool) -> list[dict[str, Update]]:
         """The network's updates of every batch, from one backward pass of all edits.

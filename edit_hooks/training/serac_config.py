@@ -24,7 +24,10 @@ class SERACTrainingConfig(SERACConfig, TrainingSettings):
     batch_size: int = config_field("edits that share the passes of the models", within=POSITIVE, default=10)
     edits_per_example: int = config_field("edits that are in the memory together", within=POSITIVE, default=10)
     lr: float = config_field("Adam learning rate of both models", within=POSITIVE, default=1e-5)
-    num_validation: int = config_field("number of validation examples", within=POSITIVE, default=1000)
+    num_validation: int = config_field("number of validation edits", within=POSITIVE, default=1000)
+    edits_per_validation: int | None = config_field(
+        "edits that are in the memory together in validation; null: edits_per_example", within=POSITIVE, default=1
+    )
     patience: int = config_field(
         "optimizer steps without a better validation loss before the run stops", within=POSITIVE, default=4000
     )

@@ -88,14 +88,12 @@ class SERACLoss:
 
     @torch.no_grad()
     def unedited(self, batch: Sequence[NumberedExample]) -> dict[str, float]:
-        """Terms of the loss for the unedited model, means over the examples: the values that training has to beat."""
-        total = 0.0
-        for example, number in batch:
-            rows = batch_rows(self.model, [self._edit_question(example, number).row])
-            logprobs_LV = label_logits(self.model, rows).log_softmax(1)
-            token_L1 = rows.token_L.to(logprobs_LV.device)[:, None]
-            total -= float(logprobs_LV.gather(1, token_L1).mean()) / len(batch)
-        return {"loss": self.config.c_edit * total, "edit": total, "locality": 0.0}
+        """The loss of one batch for the unedited model, and its terms: the values that training has to beat."""
+        rows = batch_rows(self.model, [self._edit_question(*numbered).row for numbered in batch])
+        logprobs_LV = label_logits(self.model, rows).log_softmax(1)
+        token_L1 = rows.token_L.to(logprobs_LV.device)[:, None]
+        nll = -float(logprobs_LV.gather(1, token_L1).mean())
+        return {"loss": self.config.c_edit * nll, "edit": nll, "locality": 0.0}
 
     def _edit_question(self, example: EditExample, number: int) -> _Question:
         prompt, answer = self.questions.edit_prompt(example, number), BARE.continuation(example.target)

@@ -36,13 +36,18 @@ class TrainingSettings(EditorConfig):
     validate_every: int = config_field(
         "optimizer steps between validations (and saved states)", within=POSITIVE, default=100
     )
-    num_validation: int = config_field("number of validation examples", within=POSITIVE, default=100)
+    num_validation: int = config_field("number of validation edits", within=POSITIVE, default=100)
+    edits_per_validation: int | None = config_field(
+        "edits made jointly in validation; null: edits_per_example", within=POSITIVE, default=None
+    )
     patience: int = config_field(
         "optimizer steps without a better validation loss before the run stops", within=POSITIVE, default=2000
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.edits_per_validation is None:
+            self.edits_per_validation = self.edits_per_example
         if self.patience < self.validate_every:
             raise EditingError(
                 f"the settings 'patience' ({self.patience}) and 'validate_every' ({self.validate_every}): a run cannot "

@@ -1,7 +1,8 @@
 """Training of what an editor learns for a frozen model: optimization, validation, early stop, resuming.
 
 One optimizer step averages the loss over ``accumulate`` batches of ``edits_per_example`` edits; up to ``batch_size``
-edits share the passes of the model. The artifact holds the weights with the best validation loss.
+edits share the passes of the model. Validation edits are made in groups of ``edits_per_validation``. The artifact holds
+the weights with the best validation loss.
 
 A killed run that is started again with the same settings resumes from its last validation, bit-identical.
 """
@@ -57,7 +58,7 @@ class BatchLoss(Protocol):
         """
 
     def unedited(self, batch: Sequence[NumberedExample]) -> dict[str, float]:
-        """Terms of the loss for the unedited model, means over the examples: the values that training has to beat."""
+        """The loss of one batch for the unedited model, and its terms: the values that training has to beat."""
 
 
 @dataclass
@@ -273,31 +274,38 @@ class Trainer(abc.ABC, Generic[ConfigT]):
     def _validate_and_save(self) -> None:
         """Record the validation losses, save the artifact if they are the best so far, and save the run's state."""
         progress = self.progress
-        examples = self.data.validation[: self.config.num_validation]
-        batch = [NumberedExample(example, -1 - index) for index, example in enumerate(examples)]
-        record = {"step": float(progress.step)}
-        if progress.step:
-            record |= self._validation_losses(batch)
-        else:  # a normalizing network has no statistics yet
-            record |= self.loss.unedited(batch)
+        record = {"step": float(progress.step), **self._validation_losses(self._validation_batches())}
         progress.losses.append(record)
         if progress.step and record["loss"] < progress.best_loss:
             progress.best_loss, progress.best_step = record["loss"], progress.step
             self._save_artifact()
         self._save_state()
 
+    def _validation_batches(self) -> list[list[NumberedExample]]:
+        """The validation edits in the groups that are made jointly; the last one can be smaller."""
+        examples, size = self.data.validation[: self.config.num_validation], self.config.edits_per_validation
+        assert size is not None, "the settings resolve it"
+        numbered = [NumberedExample(example, -1 - index) for index, example in enumerate(examples)]
+        return [numbered[start : start + size] for start in range(0, len(numbered), size)]
+
     @torch.no_grad()
-    def _validation_losses(self, batch: list[NumberedExample]) -> dict[str, float]:
-        """Means over the validation edits, each edited on its own."""
-        means = {"loss": 0.0, "edit": 0.0, "locality": 0.0, "right": 0.0}
-        with tqdm(total=len(batch), desc="Validating", leave=False, disable=self.quiet) as bar:
-            for shared in self._sharing_passes([[example] for example in batch]):
-                for loss, metrics in self.loss(shared, observe=False):
-                    for name, value in {"loss": float(loss), **metrics}.items():
-                        means[name] += value / len(batch)
-                bar.update(len(shared))
+    def _validation_losses(self, batches: list[list[NumberedExample]]) -> dict[str, float]:
+        """Means over the validation edits; before the first step those of the unedited model."""
+        count, means = sum(map(len, batches)), dict[str, float]()
+        with tqdm(total=count, desc="Validating", leave=False, disable=self.quiet) as bar:
+            for shared in self._sharing_passes(batches):
+                for batch, terms in zip(shared, self._terms(shared), strict=True):
+                    for name, value in terms.items():
+                        means[name] = means.get(name, 0.0) + value * len(batch) / count
+                    bar.update(len(batch))
         log.info("step %d: %s", self.progress.step, ", ".join(f"{name} {mean:.4f}" for name, mean in means.items()))
         return means
+
+    def _terms(self, batches: list[list[NumberedExample]]) -> list[dict[str, float]]:
+        """Loss and its terms of some validation batches."""
+        if self.progress.step == 0:  # a normalizing network has no statistics yet
+            return [self.loss.unedited(batch) for batch in batches]
+        return [{"loss": float(loss), **metrics} for loss, metrics in self.loss(batches, observe=False)]
 
     def _manifest(self) -> dict[str, Any]:
         """What an artifact records about its run."""
@@ -338,7 +346,8 @@ class Trainer(abc.ABC, Generic[ConfigT]):
         """Restore the state that an interrupted run left in the folder."""
         header, tensors = self._read_state()
         stored = json.loads(header["identity"])
-        stored["settings"] = self.kind.with_current_settings(stored["settings"])
+        # Every validation edit was made alone before that was a setting.
+        stored["settings"] = {"edits_per_validation": 1, **self.kind.with_current_settings(stored["settings"])}
         different = [name for name in self.identity if key_of(stored.get(name)) != key_of(self.identity[name])]
         if different:
             raise EditingError(

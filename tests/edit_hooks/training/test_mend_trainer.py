@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -18,6 +19,7 @@ from edit_hooks.contract.tiny_models import EDIT_LAYER, NATURAL_TOKENIZER, REQUE
 from edit_hooks.gradient.artifact import WEIGHTS_NAME, load_network, read_manifest
 from edit_hooks.modeling.architectures import ARCHITECTURES
 from edit_hooks.training import mend_loss
+from edit_hooks.training.edit_data import NumberedExample
 from edit_hooks.training.trainer import MAX_SKIPPED, RESUME_NAME
 
 
@@ -102,6 +104,7 @@ def test_a_run_of_the_first_release_resumes(trained, tmp_path):
     old_names = {"normalize": "normalise", "artifact": "artefact", "artifact_digest": "artefact_digest"}
     identity["settings"] = {old_names.get(name, name): value for name, value in identity["settings"].items()}
     assert set(old_names.values()) <= set(identity["settings"])
+    del identity["settings"]["edits_per_validation"]  # no setting then: one by one
     save_file(load_file(out / RESUME_NAME), tmp_path / RESUME_NAME, {**header, "identity": json.dumps(identity)})
     assert trainer(model, tokenizer, tmp_path).run() == progress
 
@@ -187,11 +190,41 @@ def test_training_stops_when_validation_no_longer_improves(tiny_model, tiny_toke
     assert progress.step == progress.best_step + 4 < SETTINGS["num_steps"]
 
 
+@pytest.mark.parametrize("joint", [1, 2, 3])
+def test_validation_edits_are_made_jointly_as_in_training(joint, tiny_model, tiny_tokenizer, tmp_path):
+    """Once each was made alone, whatever the network was trained for."""
+    settings = {"edits_per_example": joint, "num_steps": 1, "validate_every": 1}
+    run = trainer(tiny_model("llama"), tiny_tokenizer("byte_bpe_bos"), tmp_path, **settings)
+    unedited, trained = run.run().losses
+    numbered = [NumberedExample(example, -1 - number) for number, example in enumerate(DATA.validation)]
+    batches = [numbered[start : start + joint] for start in range(0, 3, joint)]
+    with torch.no_grad():
+        weighted = [(run.loss([batch], observe=False)[0], len(batch) / 3) for batch in batches]
+    assert trained["loss"] == pytest.approx(sum(float(terms.loss) * share for terms, share in weighted), abs=1e-5)
+    for name in ("edit", "locality", "right"):
+        assert trained[name] == pytest.approx(sum(t.metrics[name] * share for t, share in weighted), abs=1e-5)
+    before = sum(run.loss.unedited(batch)["edit"] * len(batch) / 3 for batch in batches)
+    assert unedited["edit"] == pytest.approx(before, abs=1e-5)
+
+
+def test_the_unedited_loss_is_a_mean_over_the_tokens_of_a_joint_batch(tiny_model, tiny_tokenizer, tmp_path):
+    """As the loss under an update is; targets of different lengths tell it from a mean over edits."""
+    run = trainer(tiny_model("llama"), tiny_tokenizer("byte_bpe_bos"), tmp_path, edits_per_example=2)
+    longer = dataclasses.replace(DATA.train[1], target="Rome and Paris")
+    batch = [NumberedExample(DATA.train[0], -1), NumberedExample(longer, -2)]
+    rows = [run.loss._paraphrase_row(*numbered) for numbered in batch]
+    counts = [len(row.labels) for row in rows]
+    alone = [run.loss.unedited([numbered])["edit"] for numbered in batch]
+    mean = sum(value * count for value, count in zip(alone, counts, strict=True)) / sum(counts)
+    assert counts[0] != counts[1]
+    assert run.loss.unedited(batch)["edit"] == pytest.approx(mean, abs=1e-5)
+
+
 def test_patience_is_lost_at_validations_only(tiny_model, tiny_tokenizer, tmp_path, monkeypatch):
     """Once step 13 was the last: trained after the validation at step 10, and in no artifact."""
     run = trainer(tiny_model("llama"), tiny_tokenizer("byte_bpe_bos"), tmp_path, validate_every=5, patience=8)
     losses = iter([1.0, *[2.0] * 9])
-    monkeypatch.setattr(run, "_validation_losses", lambda batch: {"loss": next(losses), "edit": 0.0, "locality": 0.0})
+    monkeypatch.setattr(run, "_validation_losses", lambda batches: {"loss": next(losses), "edit": 0.0, "locality": 0.0})
     progress = run.run()
     assert (progress.best_step, progress.step) == (5, 15)
     assert [record["step"] for record in progress.losses] == [0, 5, 10, 15]
@@ -202,7 +235,7 @@ def test_a_run_without_a_finite_validation_fails(tiny_model, tiny_tokenizer, tmp
     for _ in range(2):  # again when the finished run is started again
         run = trainer(tiny_model("llama"), tiny_tokenizer("byte_bpe_bos"), tmp_path, validate_every=2, patience=4)
         losses = {"loss": math.nan, "edit": math.nan, "locality": 0.0, "right": 0.0}
-        monkeypatch.setattr(run, "_validation_losses", lambda batch, losses=losses: losses)
+        monkeypatch.setattr(run, "_validation_losses", lambda batches, losses=losses: losses)
         with pytest.raises(EditingError, match=r"no artifact was written to .* of 4 steps was finite. Lower lr or"):
             run.run()
     assert not (tmp_path / WEIGHTS_NAME).exists()

@@ -174,6 +174,25 @@ def test_batches_that_share_passes_have_memories_of_their_own(tiny_model, tiny_t
         assert float(ours.loss) == pytest.approx(float(theirs.loss), abs=1e-5)
 
 
+@pytest.mark.parametrize(("setting", "sizes"), [({}, [1, 1, 1]), ({"edits_per_validation": 2}, [2, 1])])
+def test_validation_memories_have_one_fact_unless_set(
+    setting, sizes, tiny_model, tiny_tokenizer, encoder, tmp_path, monkeypatch
+):
+    """As in EasyEdit, whose batches of training have ten."""
+    settings = {"num_steps": 1, "validate_every": 1, **setting}
+    run = trainer(tiny_model("llama"), tiny_tokenizer("byte_bpe_bos"), tmp_path, encoder, **settings)
+    loss, found = run.loss, []
+
+    def recorded(batches, observe):
+        found.extend([] if observe else map(len, batches))
+        return loss(batches, observe)
+
+    recorded.unedited = loss.unedited
+    monkeypatch.setattr(run, "loss", recorded)
+    run.run()
+    assert found == sizes
+
+
 def test_a_score_of_one_has_finite_gradients_and_fewer_tokens_have_no_probability():
     score, base = torch.ones(1, 1, requires_grad=True), torch.randn(1, 5).log_softmax(1)
     other = torch.randn(1, 4, requires_grad=True)
