@@ -20,13 +20,20 @@ from package_copy import PACKAGES, copy_packages
 from paths import ROOT
 
 from edit_hooks.base.editor import Editor
-from edit_hooks.base.registry import EDITORS
+from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.deltas.hook_edit import HOOK_KINDS, HookKind
+from edit_hooks.training.find import trainer_class
 from edit_hooks.utils.plugins import import_object
 from lm_eval_tasks.common.aggregation import AGGREGATIONS
 
-# The tables of built-in plug-ins: the only strings that name a module of a higher room.
-LOOKUP_TABLES = {"edit_hooks/base/registry.py": EDITORS, "edit_hooks/deltas/hook_edit.py": HOOK_KINDS}
+TRAINED = {name: editor_class(name) for name in EDITORS if editor_class(name).trainer is not None}
+# The tables of built-in plug-ins, and what classes name as those of other packages do: the only strings that name a
+# module of a higher room.
+LOOKUP_TABLES: dict[str, dict[str, str]] = {
+    "edit_hooks/base/registry.py": EDITORS,
+    "edit_hooks/deltas/hook_edit.py": HOOK_KINDS,
+    **{f"{editor.__module__.replace('.', '/')}.py": {name: str(editor.trainer)} for name, editor in TRAINED.items()},
+}
 COMMON = ROOT / "lm_eval_tasks" / "common"
 # Modules that import by a computed name, and what the names come from.
 DYNAMIC_IMPORTS = {
@@ -126,6 +133,8 @@ def test_few_modules_import_by_a_computed_name() -> None:
 
 
 def test_the_lookup_tables_name_classes_that_exist() -> None:
+    for editor in TRAINED.values():
+        assert trainer_class(editor).config_class is not editor.config_class
     for name, path in EDITORS.items():
         editor = import_object(path, "editor")
         assert issubclass(editor, Editor) and editor.name == name

@@ -86,6 +86,8 @@ class Editor(abc.ABC, Generic[ConfigT]):
             :func:`edit_hooks.modeling.weights.read_weight` and trains nothing in their place.
         feeds_last_token: runs the target's last token as well, not only those that predict a token.
         default_depth: relative depth of the default layer for models without a shipped configuration.
+        trainer: ``package.module:Class`` of the :class:`~edit_hooks.training.trainer.Trainer` behind ``lm-edit train``,
+            for an editor that has to be trained for a model; its artifacts are what the setting ``artifact`` names.
         contract_settings: settings under which ``lm-edit check-editor`` runs the editor on tiny models.
         contract_exemptions: checks of that contract which cannot hold for the method -> reason.
     """
@@ -101,6 +103,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
     edits_quantized: bool = False
     feeds_last_token: bool = False
     default_depth: float = 0.3
+    trainer: ClassVar[str | None] = None
     contract_settings: ClassVar[Mapping[str, Any]] = {}
     contract_exemptions: ClassVar[Mapping[str, str]] = {}
 

@@ -3,7 +3,7 @@
 Mitchell et al., "Fast Model Editing at Scale". One forward and backward pass of the mean NLL of the target tokens gives
 token factors at every edited matrix. The hyper-network (:mod:`edit_hooks.gradient.hypernetwork`) maps them to an update
 whose rank is the number of tokens, so an edit acts per row of a batch, and independent edits share all passes. It
-has to be trained for the model first (``lm-edit train-mend``, :mod:`edit_hooks.training.mend_trainer`) and is refused
+has to be trained for the model first (``lm-edit train mend``, :mod:`edit_hooks.training.mend_trainer`) and is refused
 on every other model. ``artifact: identity`` is the untrained network: one plain gradient step of size ``edit_lr``.
 
 Joint edits: ``joint_loss: mean`` averages the loss over all target tokens of all edits, as released, so each edit's
@@ -62,7 +62,7 @@ class MENDConfig(EditorConfig):
     """Settings of MEND; a trained artifact fixes those from ``layers`` to ``sign``."""
 
     artifact: str | None = config_field(
-        "folder written by lm-edit train-mend, or identity (untrained)", default=None, formerly="artefact"
+        "folder written by lm-edit train mend, or identity (untrained)", default=None, formerly="artefact"
     )
     artifact_digest: str | None = config_field("set by the editor: checksum of the artifact", default=None)
     modules: list[Role] = config_field(
@@ -110,6 +110,7 @@ class MEND(Editor[MENDConfig]):
     edits_quantized = True
     supports_joint = True
     reads_past_updates = False
+    trainer = "edit_hooks.training.mend_trainer:MENDTrainer"
     # Untrained: one gradient step.
     contract_settings: ClassVar[Settings] = {
         "layers": [1],
@@ -146,7 +147,7 @@ class MEND(Editor[MENDConfig]):
     def check_inputs(self, config: MENDConfig) -> None:
         if config.artifact is None:
             raise EditingError(
-                "editor 'mend' needs a hyper-network trained for this model: run lm-edit train-mend and pass its "
+                "editor 'mend' needs a hyper-network trained for this model: run lm-edit train mend and pass its "
                 "folder as editor_args=artifact:<folder> (artifact:identity: untrained, a plain gradient step)."
             )
 

@@ -3,7 +3,7 @@
 Mitchell et al., "Memory-Based Model Editing at Scale" (ICML 2022). The base model does not change. An edit is a fact in
 the memory. A question in the scope of a fact (:mod:`edit_hooks.in_context.fact_memory`) is answered by the
 counterfactual model, which reads ``{fact} {question}``; any other one by the base model. Both models are trained for
-the base model first (``lm-edit train-serac``, :mod:`edit_hooks.training.serac_loss`), and refused on every other one.
+the base model first (``lm-edit train serac``, :mod:`edit_hooks.training.serac_loss`), and refused on every other one.
 ``artifact: identity`` needs no training: the classifier is an embedder and the base model answers itself.
 
 As in EasyEdit's version for causal models: the embedding classifier, trained with the soft mixture of both models
@@ -47,7 +47,7 @@ class SERACConfig(EditorConfig):
     """Settings of SERAC; a trained artifact fixes those from ``classifier`` on."""
 
     artifact: str | None = config_field(
-        "folder written by lm-edit train-serac, or identity (untrained: an embedder, and the base model answers)",
+        "folder written by lm-edit train serac, or identity (untrained: an embedder, and the base model answers)",
         default=None,
     )
     artifact_digest: str | None = config_field("set by the editor: checksum of the artifact", default=None)
@@ -89,6 +89,7 @@ class SERAC(Editor[SERACConfig]):
     reads_past_updates = False
     writes = ("context",)
     edits_quantized = True
+    trainer = "edit_hooks.training.serac_trainer:SERACTrainer"
     # Untrained: the base model reads the fact before questions in scope.
     contract_settings: ClassVar[Settings] = {"artifact": IDENTITY, "classifier": "words"}
     contract_exemptions: ClassVar[Mapping[str, str]] = {"target": "a random model does not follow its prompt"}
@@ -114,7 +115,7 @@ class SERAC(Editor[SERACConfig]):
         if config.artifact is None:
             raise EditingError(
                 "editor 'serac' needs a scope classifier and a counterfactual model trained for this model: run "
-                "lm-edit train-serac and pass its folder as editor_args=artifact:<folder> (artifact:identity: "
+                "lm-edit train serac and pass its folder as editor_args=artifact:<folder> (artifact:identity: "
                 "untrained, an embedder and the base model itself)."
             )
         if config.artifact == IDENTITY:

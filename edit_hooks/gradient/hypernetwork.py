@@ -128,7 +128,7 @@ class FactorNetwork(nn.Module):
             if self.count < 2 and torch.isfinite(hidden_NW).all():
                 raise EditingError(
                     "the hyper-network normalizes its input, but its statistics hold fewer than two tokens of training "
-                    "edits; train it with lm-edit train-mend, or use normalize=false."
+                    "edits; train it with lm-edit train mend, or use normalize=false."
                 )
             hidden_NW = (hidden_NW - self.mean) / ((self.squares / (self.count - 1)).sqrt() + EPSILON)
         for block in self.blocks:

@@ -21,7 +21,7 @@ from edit_hooks.utils.errors import EditingError, first_line
 
 FORMAT = "lm-eval-editing/serac/1"
 MEMORY_MODELS = ArtifactKind(
-    FORMAT, "serac.safetensors", "scope classifier and counterfactual model", "lm-edit train-serac"
+    FORMAT, "serac.safetensors", "scope classifier and counterfactual model", "lm-edit train serac"
 )
 CLASSIFIER, COUNTERFACTUAL = "classifier", "counterfactual"
 

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.trained_artifact import edit_digest
 from edit_hooks.editors.mend import edited_shapes
 from edit_hooks.gradient.artifact import HYPER_NETWORK, save_network
 from edit_hooks.gradient.hypernetwork import HyperNetwork
@@ -27,13 +26,14 @@ from edit_hooks.training.trainer import Trainer
 class MENDTrainer(Trainer[TrainingConfig]):
     """Trains a hyper-network into a folder."""
 
+    config_class = TrainingConfig
     kind = HYPER_NETWORK
     title = "MEND"
     resume_format = "lm-eval-editing/mend-resume/1"
     rates = "lr or edit_lr"
     artifact_settings = ARTIFACT_SETTINGS
 
-    def _set_up(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def set_up(self, tokenizer: PreTrainedTokenizerBase) -> None:
         config, weight = self.config, self.model.get_input_embeddings().weight
         dtype = torch.promote_types(weight.dtype, torch.float32)
         network = HyperNetwork(edited_shapes(self.model, config), config.network_settings())
@@ -44,15 +44,14 @@ class MENDTrainer(Trainer[TrainingConfig]):
             [{"params": networks, "lr": config.lr}, {"params": [self.network.step_sizes], "lr": config.lr_step_sizes}]
         )
 
-    def _trained_parameters(self) -> list[nn.Parameter]:
+    def trained_parameters(self) -> list[nn.Parameter]:
         return list(self.network.parameters())
 
-    def _state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, torch.Tensor]:
         return self.network.state_dict()
 
-    def _load_state(self, tensors: dict[str, torch.Tensor]) -> None:
+    def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
         self.network.load_state_dict(tensors)
 
-    def _save_artifact(self) -> None:
-        digests = {edit_digest(example.prompt, example.target) for example in self.data.train}
-        save_network(self.network, self._manifest(), self.out, digests)
+    def save_artifact(self) -> None:
+        save_network(self.network, self.manifest(), self.out, self.training_digests())

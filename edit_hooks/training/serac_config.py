@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from torch import nn
 
 from edit_hooks.base.config import config_field
-from edit_hooks.editors.serac import SERAC, SERACConfig
-from edit_hooks.training.settings import TrainingSettings, resolve_settings
+from edit_hooks.editors.serac import SERACConfig
+from edit_hooks.training.settings import TrainingSettings
 from edit_hooks.utils.numbers import POSITIVE
 
 # Settings that an artifact fixes for every edit made with it.
@@ -34,8 +30,3 @@ class SERACTrainingConfig(SERACConfig, TrainingSettings):
     train_embeddings: bool = config_field(
         "train the counterfactual model's token embeddings and head, too", default=True
     )
-
-
-def serac_training_config(model: nn.Module, settings: Mapping[str, Any]) -> SERACTrainingConfig:
-    """Settings of a training for a model; see :func:`~edit_hooks.training.settings.resolve_settings`."""
-    return resolve_settings(SERACTrainingConfig, SERAC, model, settings)

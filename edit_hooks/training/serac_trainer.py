@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.trained_artifact import edit_digest
 from edit_hooks.in_context.memory_artifact import MEMORY_MODELS, save_models
 from edit_hooks.modeling.architectures import input_device
 from edit_hooks.training.edit_data import EditData
@@ -26,6 +25,7 @@ from edit_hooks.training.trainer import Trainer
 class SERACTrainer(Trainer[SERACTrainingConfig]):
     """Trains a scope classifier and a counterfactual model into a folder."""
 
+    config_class = SERACTrainingConfig
     kind = MEMORY_MODELS
     title = "SERAC"
     resume_format = "lm-eval-editing/serac-resume/1"
@@ -35,7 +35,7 @@ class SERACTrainer(Trainer[SERACTrainingConfig]):
     def check_inputs(cls, config: SERACTrainingConfig, tokenizer: PreTrainedTokenizerBase, data: EditData) -> None:
         check_sources(tokenizer, config, [f"{example.prompt} {example.target}" for example in data.train])
 
-    def _set_up(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def set_up(self, tokenizer: PreTrainedTokenizerBase) -> None:
         config = self.config
         self.check_inputs(config, tokenizer, self.data)
         self.sources = {name: local_digest(getattr(config, name)) for name in ("classifier", "counterfactual")}
@@ -47,17 +47,16 @@ class SERACTrainer(Trainer[SERACTrainingConfig]):
         self.loss = SERACLoss(self.model, tokenizer, self.models, config, self.data.train)
         self.optimizer = torch.optim.Adam(self.trained.values(), lr=config.lr)
 
-    def _trained_parameters(self) -> list[nn.Parameter]:
+    def trained_parameters(self) -> list[nn.Parameter]:
         return list(self.trained.values())
 
-    def _state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, torch.Tensor]:
         return {name: parameter.detach() for name, parameter in self.trained.items()}
 
     @torch.no_grad()
-    def _load_state(self, tensors: dict[str, torch.Tensor]) -> None:
+    def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
         for name, parameter in self.trained.items():
             parameter.copy_(tensors[name])
 
-    def _save_artifact(self) -> None:
-        digests = {edit_digest(example.prompt, example.target) for example in self.data.train}
-        save_models(self.models, {**self._manifest(), "sources": self.sources}, self.out, digests)
+    def save_artifact(self) -> None:
+        save_models(self.models, {**self.manifest(), "sources": self.sources}, self.out, self.training_digests())

@@ -24,7 +24,7 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.trained_artifact import ArtifactKind
+from edit_hooks.base.trained_artifact import ArtifactKind, edit_digest
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.identity import model_identity
@@ -93,23 +93,28 @@ def check_training_folder(out: str | Path) -> Path:
 class Trainer(abc.ABC, Generic[ConfigT]):
     """Trains something for a model into a folder.
 
+    A subclass sets the attributes up to ``artifact_settings`` and implements the abstract methods. An editor names its
+    trainer in :attr:`edit_hooks.base.editor.Editor.trainer`.
+
     Args:
         out: folder of the artifact and of the state that a killed run resumes from.
         model_info: JSON-able entries of the manifest about the model, as ``model_name``; its identity is added.
 
     Attributes:
+        config_class: the settings of the editor and of its training.
         kind: of its artifacts.
         title: what is trained, for the progress bar.
         resume_format: name and version of the saved state.
         rates: the settings to lower if gradients are not finite.
         artifact_settings: settings that an artifact fixes for every edit made with it.
-        loss, optimizer: created by :meth:`_set_up`.
+        loss, optimizer: created by :meth:`set_up` from ``model``, ``config`` and ``data``.
         sources: digests of the files that the training starts from, if any.
 
     Raises:
         EditingError: no training or validation edits, or a folder with a run of other settings, data or model.
     """
 
+    config_class: type[ConfigT]
     kind: ClassVar[ArtifactKind]
     title: ClassVar[str]
     resume_format: ClassVar[str]
@@ -138,7 +143,7 @@ class Trainer(abc.ABC, Generic[ConfigT]):
         check_weights(self.model)
         keep_layout(self.model)
         self.config, self.data, self.out, self.quiet = config, data, check_training_folder(out), quiet
-        self._set_up(tokenizer)
+        self.set_up(tokenizer)
         self.progress = TrainingProgress()
         self.model_info = {
             "model": model_identity(self.model, tokenizer).to_dict(),
@@ -165,23 +170,23 @@ class Trainer(abc.ABC, Generic[ConfigT]):
         """
 
     @abc.abstractmethod
-    def _set_up(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def set_up(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Create the trained modules, their loss and the optimizer."""
 
     @abc.abstractmethod
-    def _trained_parameters(self) -> list[nn.Parameter]:
+    def trained_parameters(self) -> list[nn.Parameter]:
         """The parameters whose gradients are clipped together."""
 
     @abc.abstractmethod
-    def _state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, torch.Tensor]:
         """The tensors that training changes, by name."""
 
     @abc.abstractmethod
-    def _load_state(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Restore what :meth:`_state` returned."""
+    def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Restore what :meth:`state` returned."""
 
     @abc.abstractmethod
-    def _save_artifact(self) -> None:
+    def save_artifact(self) -> None:
         """Write the artifact with the present weights."""
 
     def run(self) -> TrainingProgress:
@@ -251,7 +256,7 @@ class Trainer(abc.ABC, Generic[ConfigT]):
             loss = torch.stack([terms.loss for terms in self.loss(shared, observe=True)]).sum() / config.accumulate
             loss.backward()
             mean_loss += float(loss.detach())
-        norm = nn.utils.clip_grad_norm_(self._trained_parameters(), config.max_grad_norm)
+        norm = nn.utils.clip_grad_norm_(self.trained_parameters(), config.max_grad_norm)
         if torch.isfinite(norm):
             self.optimizer.step()
         else:
@@ -278,7 +283,7 @@ class Trainer(abc.ABC, Generic[ConfigT]):
         progress.losses.append(record)
         if progress.step and record["loss"] < progress.best_loss:
             progress.best_loss, progress.best_step = record["loss"], progress.step
-            self._save_artifact()
+            self.save_artifact()
         self._save_state()
 
     def _validation_batches(self) -> list[list[NumberedExample]]:
@@ -307,7 +312,7 @@ class Trainer(abc.ABC, Generic[ConfigT]):
             return [self.loss.unedited(batch) for batch in batches]
         return [{"loss": float(loss), **metrics} for loss, metrics in self.loss(batches, observe=False)]
 
-    def _manifest(self) -> dict[str, Any]:
+    def manifest(self) -> dict[str, Any]:
         """What an artifact records about its run."""
         config = self.config.to_dict()
         return {
@@ -320,13 +325,17 @@ class Trainer(abc.ABC, Generic[ConfigT]):
             "skipped_steps": self.progress.skipped,
         }
 
+    def training_digests(self) -> set[int]:
+        """Of the training edits, which an artifact records."""
+        return {edit_digest(example.prompt, example.target) for example in self.data.train}
+
     def _save_state(self) -> None:
         """Write what a killed run resumes from.
 
         Raises:
             EditingError: it is no longer finite; the file keeps the last state that was.
         """
-        tensors = {f"network/{name}": tensor for name, tensor in self._state().items()}
+        tensors = {f"network/{name}": tensor for name, tensor in self.state().items()}
         for index, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"adam/{index}/{name}": torch.as_tensor(value) for name, value in state.items()}
         if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()):
@@ -354,7 +363,7 @@ class Trainer(abc.ABC, Generic[ConfigT]):
                 f"{self.out} holds a run with other {', '.join(different)}; name another folder, or use those of that "
                 f"run: {json.dumps({name: stored.get(name) for name in different})[:MAX_QUOTED]}"
             )
-        self._load_state(
+        self.load_state(
             {name.removeprefix("network/"): tensor for name, tensor in tensors.items() if name.startswith("network/")}
         )
         state: dict[int, dict[str, torch.Tensor]] = {}
@@ -369,7 +378,7 @@ class Trainer(abc.ABC, Generic[ConfigT]):
     def _read_state(self) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
         """Header and tensors of the state file."""
         path = self.out / RESUME_NAME
-        device = str(self._trained_parameters()[0].device)
+        device = str(self.trained_parameters()[0].device)
         header, tensors = read_tensors(path, "state of an earlier run", device)
         if header.get("format") != self.resume_format:
             raise EditingError(f"{path} is not the state of a training run; name another folder.")

@@ -1,12 +1,12 @@
-"""``lm-edit train-mend`` and ``train-serac``: training of what these editors learn for a model."""
+"""``lm-edit train``: training of what an editor learns for a model."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from shlex import quote
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from edit_hooks.utils.numbers import INNER_SHARE
 from lm_edit.cli.command import (
@@ -21,16 +21,9 @@ from lm_edit.cli.command import (
     whole,
 )
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from edit_hooks.training.settings import TrainingSettings
-    from edit_hooks.training.trainer import Trainer
-
-ConfigT = TypeVar("ConfigT", bound="TrainingSettings")
-
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("editor", help="an editor that is trained, by name or as package.module:Class")
     add_model_arguments(parser)
     parser.add_argument("--edits", required=True, help="training edits: a benchmark, or a JSON(L) file")
     add_data_arguments(parser)
@@ -39,35 +32,23 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--validation-share", type=real(INNER_SHARE), default=0.1, help="share of edit prompts held out (default 0.1)"
     )
     parser.add_argument("--num-edits", type=whole(), help="use the first edits only; default: all")
-    parser.add_argument("--settings", help=f"settings of training and editor: {SETTINGS_SYNTAX}")
+    parser.add_argument(
+        "--settings", help=f"settings of training and editor: {SETTINGS_SYNTAX}; lm-edit editors EDITOR lists them"
+    )
     parser.add_argument("--out", required=True, help="folder of the artifact; an interrupted run resumes there")
 
 
-def _train_mend(args: argparse.Namespace) -> int:
-    from edit_hooks.training.mend_config import training_config
-    from edit_hooks.training.mend_trainer import MENDTrainer
-
-    return _train(args, "mend", training_config, MENDTrainer)
-
-
-def _train_serac(args: argparse.Namespace) -> int:
-    from edit_hooks.training.serac_config import serac_training_config
-    from edit_hooks.training.serac_trainer import SERACTrainer
-
-    return _train(args, "serac", serac_training_config, SERACTrainer)
-
-
-def _train(
-    args: argparse.Namespace,
-    editor: str,
-    make_config: Callable[[nn.Module, Mapping[str, Any]], ConfigT],
-    trainer_class: type[Trainer[ConfigT]],
-) -> int:
+def _train(args: argparse.Namespace) -> int:
+    from edit_hooks.base.registry import editor_class
+    from edit_hooks.training.find import trainer_class
+    from edit_hooks.training.settings import resolve_settings
     from edit_hooks.training.trainer import check_training_folder
     from edit_hooks.utils.options import parse_editor_args
     from lm_edit.mend_data import load_edit_data
 
     logging.getLogger("lm_eval.edited_hf").setLevel(logging.INFO)
+    editor = editor_class(args.editor)
+    trainer_type = trainer_class(editor)
     out = check_training_folder(args.out)
     settings = parse_editor_args(args.settings)
     data = load_edit_data(
@@ -79,16 +60,17 @@ def _train(
     )
     say(_described(data.report))
     lm = load_model(args)
-    config = make_config(lm.outline, settings)
-    trainer_class.check_inputs(config, lm.tokenizer, data)
-    trainer = trainer_class(lm.model, lm.tokenizer, config, data, out, {"model_name": str(lm.pretrained)})
+    config = resolve_settings(trainer_type.config_class, editor, lm.outline, settings)
+    trainer_type.check_inputs(config, lm.tokenizer, data)
+    trainer = trainer_type(lm.model, lm.tokenizer, config, data, out, {"model_name": str(lm.pretrained)})
     progress = trainer.run()
     first, best = progress.losses[0], next(r for r in progress.losses if r["step"] == progress.best_step)
     say(
         f"validation edit loss: unedited {first['edit']:.3f}, after training {best['edit']:.3f}, "
         f"locality {best['locality']:.4f}; best step {progress.best_step} of {progress.step}"
     )
-    say(f"use it: lm_eval --model edited_hf --model_args {quote(f'editor={editor},editor_args=artifact:{out}')} ...")
+    use = quote(f"editor={args.editor},editor_args=artifact:{out}")
+    say(f"use it: lm_eval --model edited_hf --model_args {use} ...")
     return 0
 
 
@@ -101,8 +83,7 @@ def _described(report: Mapping[str, Any]) -> str:
 
 
 VERBS: dict[str, Verb] = {
-    "train-mend": Verb("train MEND's hyper-network for a model, or resume the training", _add_arguments, _train_mend),
-    "train-serac": Verb(
-        "train SERAC's scope classifier and counterfactual model, or resume the training", _add_arguments, _train_serac
+    "train": Verb(
+        "train what an editor learns for a model (mend, serac), or resume the training", _add_arguments, _train
     ),
 }

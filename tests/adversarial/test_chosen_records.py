@@ -149,8 +149,7 @@ REST = {
     "edit": ["--editor", "ft_m", "--out", "new"],
     "tune": ["--editor", "ft_m", "--num-edits", "3"],
     "trace": [],
-    "train-mend": ["--out", "new"],
-    "train-serac": ["--out", "new"],
+    "train": ["mend", "--out", "new"],
 }
 
 
@@ -161,7 +160,7 @@ def test_verbs_take_the_same_subset(tiny_path: Callable[..., Path], tmp_path: Pa
     assert main(["edit", *model, *settings, *CHOSEN]) == 0
     written = json.loads((tmp_path / "edits" / "edits.json").read_text(encoding="utf-8"))["edits"]
     assert [edit["requests"][0]["case_id"] for edit in written] == wanted
-    for verb in ("tune", "trace", "train-mend", "train-serac"):
+    for verb in ("tune", "trace", "train"):
         args = build_parser().parse_args([verb, *REST[verb], *CHOSEN])
         assert data_settings(args) == {"data": DATA, **SUBSET}
         assert data_settings(build_parser().parse_args([verb, *REST[verb], *CHOSEN[:4], "--subset", "all"])) == {

@@ -43,8 +43,8 @@ def scalar(hint: Any) -> bool:
 
 CONFIGS: dict[str, type[EditorConfig]] = {
     **{name: editor_class(name).config_class for name in editor_names()},
-    "train-mend": TrainingConfig,
-    "train-serac": SERACTrainingConfig,
+    "train mend": TrainingConfig,
+    "train serac": SERACTrainingConfig,
 }
 FIELDS = [
     (name, field.name)
@@ -149,8 +149,7 @@ NEEDED = {
     "tune": ["--editor", "rome", "--edits", "bake"],
     "trace": ["--edits", "bake"],
     "embed": ["--out", "x.safetensors"],
-    "train-mend": ["--edits", "bake", "--out", "x"],
-    "train-serac": ["--edits", "bake", "--out", "x"],
+    "train": ["mend", "--edits", "bake", "--out", "x"],
     "judge": ["x"],
     "judge-quality": ["--judge", "published"],
     "stats": [],
@@ -168,8 +167,7 @@ OPTIONS = {
     "tune": ["--subset", "--subset-seed", "--num-edits", "--skip", "--lr", "--clamp", "--trials", "--seed"],
     "trace": ["--subset", "--subset-seed", "--num-edits", "--samples", "--noise", "--window", "--max-tokens", "--seed"],
     "embed": ["--subset", "--subset-seed", "--num-prompts", "--noise", "--relative-noise", "--noise-seed"],
-    "train-mend": ["--subset", "--subset-seed", "--num-edits", "--validation-share"],
-    "train-serac": ["--subset", "--subset-seed", "--num-edits", "--validation-share"],
+    "train": ["--subset", "--subset-seed", "--num-edits", "--validation-share"],
     "judge": ["--max-calls", "--min-coverage"],
     "judge-quality": ["--max-calls", "--min-coverage"],
     "stats": ["--layers", "--tokens", "--max-length", "--threshold", "--energy", "--seed"],

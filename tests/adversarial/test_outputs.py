@@ -29,8 +29,8 @@ FILES = {
 FOLDERS = {
     "edit": ["edit", "--editor", "r_rome", "--edits", "{input}", "--out"],
     "export": ["export", "{input}", "--format", "peft", "--out"],
-    "train-mend": ["train-mend", "--edits", "{input}", "--out"],
-    "train-serac": ["train-serac", "--edits", "{input}", "--out"],
+    "train mend": ["train", "mend", "--edits", "{input}", "--out"],
+    "train serac": ["train", "serac", "--edits", "{input}", "--out"],
     "stats": ["stats", "--layers", "1", "--folder"],
 }
 Run = Callable[..., str]

@@ -375,13 +375,13 @@ tune --editor rome --edits bake --data BAKE --num-edits 2 --vary lrr=1;2 MODEL |
 tune --editor rome --edits bake --data BAKE --num-edits 2 --out full MODEL | is a folder
 tune --editor rome --edits bake --data BAKE --num-edits 2 --store a_file MODEL | a_file is a file
 tune --editor rome --edits request.jsonl MODEL | a case to tune on
-train-mend --edits nowhere.jsonl --out o MODEL | no such file
-train-mend --edits request.jsonl --out o MODEL | add some
-train-mend --edits bake --data BAKE --out a_file MODEL | a_file is not a folder
-train-mend --edits bake --data BAKE --out o --validation-share 2 MODEL | '2' is not accepted
-train-serac --edits bake HALVED --out o --settings classifier:minilm;counterfactual:full MODEL | its tokenizer
-train-serac --edits bake HALVED --out o --settings classifier:full MODEL | classifier 'full' cannot be loaded
-train-serac --edits bake HALVED --out o --settings artifact:x MODEL | is the output of training
+train mend --edits nowhere.jsonl --out o MODEL | no such file
+train mend --edits request.jsonl --out o MODEL | add some
+train mend --edits bake --data BAKE --out a_file MODEL | a_file is not a folder
+train mend --edits bake --data BAKE --out o --validation-share 2 MODEL | '2' is not accepted
+train serac --edits bake HALVED --out o --settings classifier:minilm;counterfactual:full MODEL | its tokenizer
+train serac --edits bake HALVED --out o --settings classifier:full MODEL | classifier 'full' cannot be loaded
+train serac --edits bake HALVED --out o --settings artifact:x MODEL | is the output of training
 build-qaedit nowhere.jsonl --locality plain.jsonl --writer hf:x --out o.json | no such file
 build-qaedit =plain.jsonl --locality plain.jsonl --writer hf:x --out o.json | write NAME=FILE
 build-qaedit plain.jsonl --locality plain.jsonl --writer hf:x --out o.json | usable loc and loc_ans

@@ -258,7 +258,7 @@ def test_benchmarks_run_end_to_end_and_results_name_the_editor(model_path, artif
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "lm-edit train-serac"),
+        ({}, "lm-edit train serac"),
         ({"artifact": "identity"}, "name it: classifier:words"),
         ({"artifact": "nowhere"}, "no trained scope classifier"),
         ({"artifact": "identity", "classifier": "words", "layers": [1]}, "changes no layer"),

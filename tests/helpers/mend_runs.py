@@ -8,9 +8,11 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.contract.tiny_models import EDIT_LAYER
+from edit_hooks.editors.mend import MEND
 from edit_hooks.training.edit_data import EditData, EditExample
-from edit_hooks.training.mend_config import training_config
+from edit_hooks.training.mend_config import TrainingConfig
 from edit_hooks.training.mend_trainer import MENDTrainer
+from edit_hooks.training.settings import resolve_settings
 
 SETTINGS: dict[str, Any] = {
     "layers": [EDIT_LAYER],
@@ -48,5 +50,5 @@ DATA = EditData(examples(0, 9), examples(9, 12), {"made": "here"})
 def trainer(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path, data: EditData = DATA, **changes: Any
 ) -> MENDTrainer:
-    config = training_config(model, {**SETTINGS, **changes})
+    config = resolve_settings(TrainingConfig, MEND, model, {**SETTINGS, **changes})
     return MENDTrainer(model, tokenizer, config, data, out, {"model_name": "tiny"}, quiet=True)

@@ -13,12 +13,14 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import BertConfig, BertModel, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from edit_hooks.contract.tiny_models import SENTENCES, build_model
+from edit_hooks.editors.serac import SERAC
 from edit_hooks.in_context.memory_artifact import SavedModels, save_models
 from edit_hooks.in_context.scope_classifier import ScopeClassifier
 from edit_hooks.modeling.identity import model_identity
 from edit_hooks.training.edit_data import EditData
-from edit_hooks.training.serac_config import serac_training_config
+from edit_hooks.training.serac_config import SERACTrainingConfig
 from edit_hooks.training.serac_trainer import SERACTrainer
+from edit_hooks.training.settings import resolve_settings
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 
@@ -108,6 +110,10 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+def training_config(model: PreTrainedModel, settings: dict[str, Any]) -> SERACTrainingConfig:
+    return resolve_settings(SERACTrainingConfig, SERAC, model, settings)
+
+
 def trainer(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -116,5 +122,5 @@ def trainer(
     data: EditData = DATA,
     **changes: Any,
 ) -> SERACTrainer:
-    config = serac_training_config(model, {**SETTINGS, "classifier": classifier, **changes})
+    config = training_config(model, {**SETTINGS, "classifier": classifier, **changes})
     return SERACTrainer(model, tokenizer, config, data, out, {"model_name": "tiny"}, quiet=True)

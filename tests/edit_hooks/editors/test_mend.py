@@ -110,7 +110,7 @@ def test_a_stream_is_undone_bit_for_bit(tiny_model, tiny_tokenizer):
 
 def test_missing_or_foreign_network_is_refused(tiny_model, tiny_tokenizer, tmp_path):
     model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
-    with pytest.raises(EditingError, match="lm-edit train-mend"):
+    with pytest.raises(EditingError, match="lm-edit train mend"):
         load_editor("mend").edit(model, tokenizer, EDIT_REQUESTS[:1])
     with pytest.raises(EditingError, match="no trained hyper-network"):
         load_editor("mend", {"artifact": str(tmp_path)}).edit(model, tokenizer, EDIT_REQUESTS[:1])

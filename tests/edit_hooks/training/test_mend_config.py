@@ -6,14 +6,17 @@ import pytest
 from paths import ROOT
 
 from edit_hooks import EditingError
-from edit_hooks.training.mend_config import TrainingConfig, training_config
-from edit_hooks.training.serac_config import serac_training_config
+from edit_hooks.editors.mend import MEND
+from edit_hooks.editors.serac import SERAC
+from edit_hooks.training.mend_config import TrainingConfig
+from edit_hooks.training.serac_config import SERACTrainingConfig
+from edit_hooks.training.settings import resolve_settings
 from edit_hooks.utils.yaml_io import read_yaml
 
 
 def test_unknown_training_settings_are_named(tiny_model):
     with pytest.raises(EditingError, match=r"acumulate.*Did you mean 'accumulate'"):
-        training_config(tiny_model("llama"), {"acumulate": 2})
+        resolve_settings(TrainingConfig, MEND, tiny_model("llama"), {"acumulate": 2})
     with pytest.raises(EditingError, match="num_steps"):
         TrainingConfig(num_steps=0)
 
@@ -21,10 +24,10 @@ def test_unknown_training_settings_are_named(tiny_model):
 def test_patience_below_the_distance_of_validations_is_refused(tiny_model):
     """Such a run once stopped before its first validation, without an artifact, and ended well."""
     settings = {"num_steps": 30, "validate_every": 20, "patience": 10}
-    for make in (training_config, serac_training_config):
+    for config_class, editor_class in ((TrainingConfig, MEND), (SERACTrainingConfig, SERAC)):
         with pytest.raises(EditingError, match=r"'patience' \(10\) and 'validate_every' \(20\).*raise 'patience'"):
-            make(tiny_model("llama"), settings)
-        assert make(tiny_model("llama"), {**settings, "patience": 20}).patience == 20
+            resolve_settings(config_class, editor_class, tiny_model("llama"), settings)
+        assert config_class(**{**settings, "patience": 20}).patience == 20
 
 
 def test_the_recipe_for_the_demo_model_is_valid():

@@ -9,7 +9,7 @@ import torch
 from damage import flip_in_the_middle
 from mend_runs import DATA
 from safetensors.torch import load_file
-from serac_runs import save_encoder, trainer
+from serac_runs import save_encoder, trainer, training_config
 from state import assert_same_state
 
 from edit_hooks import EditingError, EditRequest, load_editor
@@ -17,7 +17,6 @@ from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import REQUESTS, build_model, save_tiny
 from edit_hooks.in_context.memory_artifact import MEMORY_MODELS, load_models
 from edit_hooks.training.edit_data import NumberedExample
-from edit_hooks.training.serac_config import serac_training_config
 from edit_hooks.training.serac_loss import EPS, mixture
 from edit_hooks.training.serac_models import load_sources
 from edit_hooks.training.trainer import RESUME_NAME
@@ -102,9 +101,9 @@ def test_another_model_other_settings_and_damage_are_refused(trained, tmp_path):
     for setting in ({"pooling": "cls"}, {"scope_texts": "released"}, {"counterfactual": "gpt2"}):
         with pytest.raises(EditingError, match="was trained with"):
             load_editor("serac", {"artifact": str(out), **setting}).edit(model, tokenizer, request)
-    with pytest.raises(EditingError, match="lm-edit train-serac"):
+    with pytest.raises(EditingError, match="lm-edit train serac"):
         load_editor("serac").edit(model, tokenizer, request)
-    with pytest.raises(EditingError, match="give a folder written by lm-edit train-serac"):
+    with pytest.raises(EditingError, match="give a folder written by lm-edit train serac"):
         load_editor("serac", {"artifact": str(tmp_path)}).edit(model, tokenizer, request)
     file = tmp_path / "serac.safetensors"
     file.write_bytes(MEMORY_MODELS.file(out).read_bytes())
@@ -208,15 +207,13 @@ def test_a_score_of_one_has_finite_gradients_and_fewer_tokens_have_no_probabilit
 @pytest.mark.parametrize("model_type", ["gpt2", "gemma3_text"])
 def test_the_first_blocks_of_the_base_model(model_type, tiny_model, tiny_tokenizer, encoder):
     model, tokenizer = tiny_model(model_type), tiny_tokenizer("byte_bpe" if model_type == "gpt2" else "unigram_bos")
-    config = serac_training_config(model, {"classifier": encoder, "counterfactual_blocks": 2})
+    config = training_config(model, {"classifier": encoder, "counterfactual_blocks": 2})
     short = load_sources(model, tokenizer, config).counterfactual
     weights = model.state_dict()
     assert all(torch.equal(tensor, weights[name]) for name, tensor in short.state_dict().items())
     assert sum(p.numel() for p in short.parameters()) < sum(p.numel() for p in model.parameters())
     with pytest.raises(EditingError, match="has 3 blocks"):
-        load_sources(
-            model, tokenizer, serac_training_config(model, {"classifier": encoder, "counterfactual_blocks": 4})
-        )
+        load_sources(model, tokenizer, training_config(model, {"classifier": encoder, "counterfactual_blocks": 4}))
 
 
 def test_a_counterfactual_model_must_have_the_tokenizer_of_the_base(tiny_model, tiny_tokenizer, encoder, tmp_path):

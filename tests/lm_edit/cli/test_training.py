@@ -1,16 +1,20 @@
-"""``lm-edit train-mend`` and ``train-serac``."""
+"""``lm-edit train``: MEND, SERAC, and an editor of another package."""
 
 from __future__ import annotations
 
 import json
+import re
 
 import lm_eval
+import pytest
 from paths import RECORDS
 from serac_runs import save_encoder
 from task_managers import task_manager
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from edit_hooks import Delta
+from edit_hooks import Delta, EditingError, EditRequest, load_editor
 from edit_hooks.contract.tiny_models import REQUESTS, save_tiny
+from edit_hooks.editors.mend import MEND
 from lm_edit.cli.main import main
 
 
@@ -18,7 +22,7 @@ def test_the_command_trains_and_the_editor_uses_what_it_made(tmp_path, capsys):
     path, out = str(save_tiny(tmp_path, "llama")), tmp_path / "mend"
     arguments = ["--pretrained", path, "--device", "cpu", "--edits", "bake", "--data", "mini", "--num-edits", "12"]
     settings = "layers:[1];rank:8;num_steps:2;accumulate:2;validate_every:1;edit_lr:0.001"
-    assert main(["train-mend", *arguments, "--settings", settings, "--out", str(out)]) == 0
+    assert main(["train", "mend", *arguments, "--settings", settings, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "training edits: 11, validation edits: 1\n" in printed and "validation edit loss" in printed
     edits = tmp_path / "edits.jsonl"
@@ -46,7 +50,7 @@ def test_serac_is_trained_and_used_by_lm_eval(tmp_path, capsys):
     arguments = ["--pretrained", path, "--device", "cpu", "--edits", "bake", "--data", "mini", "--num-edits", "12"]
     encoder = save_encoder(tmp_path / "encoder")
     settings = f"classifier:{encoder};num_steps:1;accumulate:1;validate_every:1;edits_per_example:4"
-    assert main(["train-serac", *arguments, "--settings", settings, "--out", str(out)]) == 0
+    assert main(["train", "serac", *arguments, "--settings", settings, "--out", str(out)]) == 0
     assert f"editor=serac,editor_args=artifact:{out}" in capsys.readouterr().out
     results = lm_eval.simple_evaluate(
         model="edited_hf",
@@ -64,3 +68,46 @@ def test_serac_is_trained_and_used_by_lm_eval(tmp_path, capsys):
     assert main([*make, "--store", "off", "--edits", str(edits), "--out", str(tmp_path / "e")]) == 0
     (file,) = (tmp_path / "e").glob("*.safetensors")
     assert Delta.load(file).contexts[0].memory.artifact == str(out)
+
+
+EDITS = ["--edits", "bake", "--data", "mini", "--num-edits", "12"]
+
+
+def test_an_editor_of_another_package_is_trained_and_used(tmp_path, capsys):
+    """Its class names the trainer; nothing here knows the editor."""
+    path, out = str(save_tiny(tmp_path, "llama")), tmp_path / "step"
+    train = ["train", "step_editor:StepEditor", "--pretrained", path, "--device", "cpu", *EDITS, "--out", str(out)]
+    settings = "layers:[1];lr:0.5;accumulate:1;validate_every:4;"
+    assert main([*train, "--settings", f"{settings}num_steps:4"]) == 0
+    assert f"editor=step_editor:StepEditor,editor_args=artifact:{out}" in capsys.readouterr().out
+    assert main([*train, "--settings", f"{settings}num_steps:8"]) == 0  # a finished run goes on
+    losses = json.loads((out / "manifest.json").read_text())["losses"]
+    assert [record["step"] for record in losses] == [0, 4, 8] and losses[2]["edit"] < losses[0]["edit"]
+    editor = load_editor("step_editor:StepEditor", {"artifact": str(out)})
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    (delta,) = editor.edit(model, tokenizer, [EditRequest(**REQUESTS[0])])
+    assert any(bool(update.any()) for update in delta.weights().values())
+    with pytest.raises(EditingError, match="was trained with"):
+        load_editor("step_editor:StepEditor", {"artifact": str(out), "layers": [0]}).edit(
+            model, tokenizer, [EditRequest(**REQUESTS[0])]
+        )
+
+
+@pytest.mark.parametrize(
+    ("trainer", "message"),
+    [
+        (None, r"editor 'mend' needs no training; those that do: serac\."),
+        ("nowhere:Trainer", "trainer 'nowhere:Trainer': there is no module 'nowhere'"),
+        ("edit_hooks.editors.mend:MEND", "edit_hooks.editors.mend:MEND is not a subclass"),
+        ("edit_hooks.training.serac_trainer:SERACTrainer", "config_class of .* has to extend MENDConfig"),
+    ],
+)
+def test_a_trainer_that_does_not_fit_is_named(trainer, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(MEND, "trainer", trainer)
+    assert main(["train", "mend", *EDITS, "--out", str(tmp_path / "out")]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_only_editors_with_a_trainer_are_trained(tmp_path, capsys):
+    assert main(["train", "rome", *EDITS, "--out", str(tmp_path / "out")]) == 2
+    assert "editor 'rome' needs no training; those that do: mend, serac." in capsys.readouterr().err

@@ -136,7 +136,7 @@ def test_what_no_command_can_hold_is_named() -> None:
 
 
 def test_mend_without_a_network_is_refused_before_a_search() -> None:
-    with pytest.raises(EditingError, match="lm-edit train-mend"):
+    with pytest.raises(EditingError, match="lm-edit train mend"):
         check_search("mend", build_model("llama"), {}, {}, CASES[:1])
     check_search("mend", build_model("llama"), {}, {"artifact": ["identity"]}, CASES[:1])
 
