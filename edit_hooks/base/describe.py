@@ -9,6 +9,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
+from edit_hooks.base.config import EditorConfig
 from edit_hooks.base.registry import EDITORS, editor_class, editor_names
 from edit_hooks.base.wrapper import PostProcessingEditor
 from edit_hooks.utils.errors import EditingError
@@ -56,11 +57,6 @@ def describe_editor(name: str) -> EditorDescription:
         EditingError: for an unknown name, or a class that cannot be imported.
     """
     editor = editor_class(name)
-    hints = typing.get_type_hints(editor.config_class)
-    settings = tuple(
-        Setting(field.name, _kind(hints[field.name]), _default(field), str(field.metadata.get("help", "")))
-        for field in dataclasses.fields(editor.config_class)
-    )
     summary = re.sub(r":\w+:`~?([^`]*)`", r"\1", (inspect.getdoc(editor) or "").split("\n")[0])
     return EditorDescription(
         name,
@@ -68,8 +64,17 @@ def describe_editor(name: str) -> EditorDescription:
         editor.needs_subject,
         editor.supports_joint,
         editor.writes,
-        settings,
+        describe_settings(editor.config_class),
         has_base=issubclass(editor, PostProcessingEditor),
+    )
+
+
+def describe_settings(config_class: type[EditorConfig]) -> tuple[Setting, ...]:
+    """Describe the settings of a configuration, in its order."""
+    hints = typing.get_type_hints(config_class)
+    return tuple(
+        Setting(field.name, _kind(hints[field.name]), _default(field), str(field.metadata.get("help", "")))
+        for field in dataclasses.fields(config_class)
     )
 
 

@@ -22,7 +22,11 @@ class TrainingSettings(EditorConfig):
     """Settings of a training, beside those of its editor."""
 
     batch_size: int = config_field("edits that share the passes of the model", within=POSITIVE, default=8)
-    num_steps: int = config_field("optimizer steps at most", within=POSITIVE, default=10000)
+    num_steps: int = config_field(
+        "optimizer steps at most, each of accumulate batches; a finished run goes on if it is raised",
+        within=POSITIVE,
+        default=10000,
+    )
     accumulate: int = config_field("batches per optimizer step", within=POSITIVE, default=10)
     edits_per_example: int = config_field("edits made jointly in a batch", within=POSITIVE, default=1)
     lr: float = config_field("Adam learning rate of the networks", within=POSITIVE, default=1e-6)
@@ -32,7 +36,9 @@ class TrainingSettings(EditorConfig):
     edit_loss: Literal["paraphrase", "edit"] = config_field(
         "prompt of the edit loss: a paraphrase (paper) or the edit itself (EasyEdit)", default="paraphrase"
     )
-    locality_tokens: Literal["all", "answer"] = config_field("tokens of the locality loss", default="all")
+    locality_tokens: Literal["all", "answer"] = config_field(
+        "tokens of the locality loss: all after the first, or those of the answer (EasyEdit)", default="all"
+    )
     validate_every: int = config_field(
         "optimizer steps between validations (and saved states)", within=POSITIVE, default=100
     )

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from edit_hooks.utils.errors import EditingError
 from lm_edit.cli.command import DATA_HELP, Verb, say, table, yes_no
+
+if TYPE_CHECKING:
+    from edit_hooks.base.describe import Setting
 
 
 def _add_editors_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,7 +18,9 @@ def _add_editors_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_editors(args: argparse.Namespace) -> int:
-    from edit_hooks.base.describe import EditorDescription, describe_editor, describe_editors
+    from edit_hooks.base.describe import EditorDescription, describe_editor, describe_editors, describe_settings
+    from edit_hooks.base.registry import editor_class
+    from edit_hooks.training.find import trainer_class
 
     if not args.names:
 
@@ -36,8 +43,16 @@ def _run_editors(args: argparse.Namespace) -> int:
     for name in args.names:
         row = describe_editor(name)
         say(f"{row.name}: {row.summary}")
-        table(("setting", "type", "default", "meaning"), [(s.name, s.kind, s.default, s.help) for s in row.settings])
+        _print_settings(row.settings)
+        if editor_class(name).trainer is not None:
+            trained = describe_settings(trainer_class(editor_class(name)).config_class)
+            say(f"\nSettings of its training (lm-edit train {name} --settings name:value;...), beside those above:")
+            _print_settings([setting for setting in trained if setting not in row.settings])
     return 0
+
+
+def _print_settings(settings: Sequence[Setting]) -> None:
+    table(("setting", "type", "default", "meaning"), [(s.name, s.kind, s.default, s.help) for s in settings])
 
 
 def _add_tasks_arguments(parser: argparse.ArgumentParser) -> None:

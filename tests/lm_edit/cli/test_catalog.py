@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 
@@ -13,6 +14,8 @@ from templates import copy_template
 
 from edit_hooks.base.registry import EDITORS
 from edit_hooks.contract.tiny_models import REQUESTS
+from edit_hooks.training.mend_config import TrainingConfig
+from edit_hooks.training.serac_config import SERACTrainingConfig
 from edit_hooks.utils.errors import EditingError
 from lm_edit.cli.main import main
 from lm_eval_tasks.common import catalog
@@ -45,6 +48,19 @@ def test_settings_in_which_releases_differ_name_them(editor, setting, sources, c
     assert main(["editors", editor]) == 0
     (line,) = [line for line in printed_lines(capsys) if line.split()[:1] == [setting]]
     assert all(source in line for source in sources), line
+
+
+@pytest.mark.parametrize(("editor", "config"), [("mend", TrainingConfig), ("serac", SERACTrainingConfig)])
+def test_settings_of_a_training_are_listed_with_their_help(editor, config, capsys):
+    """Once no command and no page had them."""
+    assert main(["editors", editor]) == 0
+    editors, trainings = capsys.readouterr().out.split(f"\nSettings of its training (lm-edit train {editor} --settings")
+    assert "num_steps" not in editors
+    rows = {line.split()[0]: line for line in trainings.splitlines()[2:]}
+    for field in dataclasses.fields(config):
+        row = rows.get(field.name, editors)
+        default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+        assert field.metadata["help"] in row and repr(default) in row
 
 
 def test_tasks_and_groups_are_listed_with_a_description(capsys):
