@@ -425,7 +425,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
         if model is not None and model in self._resolved:
             return self._resolved[model]
         chosen = self.overrides.get("shipped")
-        shipped = Shipped(None, {}) if model is None else find_shipped(self.config_folders, model.config, chosen)
+        shipped = Shipped(None, {}, {}) if model is None else find_shipped(self.config_folders, model.config, chosen)
         return shipped.under(self.overrides, self.config_class)
 
     def num_tokens_past_target(self) -> int:

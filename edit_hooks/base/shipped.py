@@ -1,7 +1,8 @@
 """Shipped editor configurations: one YAML file per editor and model.
 
 A file is selected by the shape of the model, never by its name. It holds ``matches`` (values of the model's config that
-must all be equal), ``config`` (settings that differ from the editor's defaults) and ``source`` (origin of the values).
+must all be equal), ``config`` (settings that differ from the editor's defaults), ``source`` (origin of the values), and
+for an editor that is trained optionally ``training`` (settings that differ from the defaults of its training).
 Editors of other packages bring folders of their own.
 """
 
@@ -19,7 +20,8 @@ from edit_hooks.utils.yaml_io import read_yaml
 
 FOLDER = Path(__file__).parents[1] / "configs"
 DEPTH_NAMES = ("num_hidden_layers", "n_layer")  # in ``matches``
-KEYS: dict[str, type] = {"matches": dict, "config": dict, "source": str}
+KEYS: dict[str, type] = {"matches": dict, "config": dict, "source": str, "training": dict}
+OPTIONAL = ("training",)
 ConfigT = TypeVar("ConfigT", bound=EditorConfig)
 
 
@@ -41,16 +43,23 @@ def _read(path: Path) -> dict[str, Any]:
     if unknown := [key for key in content if key not in KEYS]:
         raise unknown_keys_error(f"key in the settings file {path}:", unknown, KEYS)
     for key, kind in KEYS.items():
+        if key not in content and key in OPTIONAL:
+            continue
         if not isinstance(content.get(key), kind):
             raise EditingError(f"settings file {path}: a {'text' if kind is str else 'mapping'} is needed as {key!r}.")
     return content
 
 
 class Shipped(NamedTuple):
-    """Shipped settings, and the file they are from, as ``rome/gpt2-xl.yaml``; ``None`` without a match."""
+    """Shipped settings, and the file they are from, as ``rome/gpt2-xl.yaml``; ``None`` without a match.
+
+    Attributes:
+        training: settings of the editor's training.
+    """
 
     file: str | None
     settings: dict[str, Any]
+    training: dict[str, Any]
 
     def under(self, overrides: Mapping[str, Any], config_class: type[ConfigT]) -> ConfigT:
         """The configuration with these settings and a user's over them.
@@ -76,12 +85,13 @@ def find_shipped(folders: Sequence[str], config: Any, name: str | None = None) -
     """
     if name is not None:
         folder, content = find_file(folders, name)
-        return Shipped(f"{folder}/{name}.yaml", _moved(content, num_layers(config)))
+        moved = _moved(content, num_layers(config))
+        return Shipped(f"{folder}/{name}.yaml", moved, dict(content.get("training", {})))
     for folder in folders:
         for stem, content in shipped_files(folder):
             if all(getattr(config, key, None) == value for key, value in content["matches"].items()):
-                return Shipped(f"{folder}/{stem}.yaml", dict(content["config"]))
-    return Shipped(None, {})
+                return Shipped(f"{folder}/{stem}.yaml", dict(content["config"]), dict(content.get("training", {})))
+    return Shipped(None, {}, {})
 
 
 def find_file(folders: Sequence[str], name: str) -> tuple[str, dict[str, Any]]:

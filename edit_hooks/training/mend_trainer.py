@@ -5,8 +5,9 @@ step sizes (``lr_step_sizes``). The released code creates a second optimizer for
 has already cleared, so they move at ``lr`` there.
 
 Not copied from EasyEdit: it loads the paraphrase but takes the loss on the edit itself (``edit_loss: edit`` does the
-same), never stops early and keeps the last checkpoint, counts locality tokens from the wrong end, and restarts the
-statistics when a run resumes.
+same), never stops early and keeps the last checkpoint, takes the locality loss at the answer's tokens instead of those
+that predict them, and restarts the statistics when a run resumes. "Trainings of the releases" in edit_hooks/README.md
+lists all settings that differ.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ One Adam optimizer serves both. The loss is :class:`~edit_hooks.training.serac_l
 the released settings.
 
 Not copied from EasyEdit: it takes the loss on the edit itself (``edit_loss: edit`` does the same), so the classifier
-never sees a paraphrase; it counts locality tokens from the wrong end, and keeps the last checkpoint.
+never sees a paraphrase; it takes the locality loss at the answer's tokens instead of those that predict them, and keeps
+the last checkpoint.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from torch import nn
 
 from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import Editor
+from edit_hooks.base.shipped import find_shipped
+from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
 
@@ -69,10 +71,18 @@ def resolve_settings(
     Raises:
         EditingError: for unknown settings (with near misses) and values out of range.
     """
+    settings = config_class.with_current_names(settings)
     config_class.from_mapping(settings)
     if "artifact" in settings:
         raise EditingError("'artifact' is the output of training; drop it, and name the folder with --out.")
     editor_fields = [field.name for field in dataclasses.fields(editor_class.config_class)]
     editor = editor_class({name: value for name, value in settings.items() if name in editor_fields})
     resolved = editor.default_config(model)
-    return config_class(**{**{name: getattr(resolved, name) for name in editor_fields}, **settings})
+    shipped = find_shipped(editor_class.config_folders, unwrapped(model).config, settings.get("shipped"))
+    of_editor = {name: getattr(resolved, name) for name in editor_fields}
+    try:
+        return config_class.from_mapping({**of_editor, **shipped.training, **settings})
+    except EditingError as error:
+        if not shipped.training:
+            raise
+        raise EditingError(f"{error} (Shipped settings: {shipped.file}.)") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Mapping
@@ -14,10 +15,13 @@ from paths import ROOT, TESTS
 from edit_hooks.base.registry import editor_class
 from edit_hooks.locate.corpora import PUBLISHED_DATASET
 from edit_hooks.memory.unrelated_texts import UNRELATED_TEXTS
+from edit_hooks.training.find import trainer_class
+from edit_hooks.utils.options import parse_editor_args
 
 CONFIGS = ROOT / "edit_hooks/configs"
 RELEASED: dict[str, Any] = yaml.safe_load((TESTS / "data/released_settings.yaml").read_text(encoding="utf-8"))
 RUNS: dict[str, Any] = RELEASED.pop("runs")
+TRAINING: dict[str, Any] = RELEASED.pop("training")
 DEMO = "gemma-3-270m"
 
 
@@ -269,3 +273,71 @@ def test_half_the_steps_are_half_the_steps() -> None:
 def test_every_source_of_the_demo_that_names_another_file_is_checked() -> None:
     sources = {path.parent.name: yaml.safe_load(path.read_text())["source"] for path in CONFIGS.glob(f"*/{DEMO}.yaml")}
     assert {editor for editor, source in sources.items() if CLAIM.search(source)} == set(SAME_AS)
+
+
+# ------------------------------------------------------------------ trainings
+
+README = (ROOT / "edit_hooks/README.md").read_text(encoding="utf-8").partition("### Trainings of the releases")[2]
+TRAINED_FILES = [(editor, name) for editor, files in TRAINING.items() for name in files if name != "all"]
+ROWS = re.findall(r"^\| (`\w+`|both) \| `(\w+)` \| `(.*?)` \| `(.*?)` \|", README, re.M)
+# (editor, setting) -> our value and that of the source, as the README gives them
+LISTED = {
+    (editor, setting): (ours, theirs)
+    for named, setting, ours, theirs in ROWS
+    for editor in (TRAINING if named == "both" else [named.strip("`")])
+}
+LINES = dict(re.findall(r'^lm-edit train (\w+) --settings "(.*)" \.\.\.$', README, re.M))
+
+
+def training_settings(editor: str, name: str, **given: Any) -> dict[str, Any]:
+    """The settings of a training under a shipped file."""
+    content = yaml.safe_load((CONFIGS / editor / f"{name}.yaml").read_text(encoding="utf-8"))
+    config_class = trainer_class(editor_class(editor)).config_class
+    return vars(config_class.from_mapping({**content["config"], **content.get("training", {}), **given}))
+
+
+def different_trainings(editor: str, name: str, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings with another value than the source's -> that value."""
+    released = {**TRAINING[editor]["all"], **TRAINING[editor][name]}
+    if released["patience"] == "never":  # as a patience of all steps, or more
+        steps = released["num_steps"]
+        released["patience"] = settings["patience"] if settings["patience"] >= steps else steps
+    return {key: str(value) for key, value in released.items() if not same(settings[key], value)}
+
+
+@pytest.mark.parametrize(("editor", "name"), TRAINED_FILES)
+def test_a_training_is_the_sources_or_the_readme_lists_the_setting(editor: str, name: str) -> None:
+    settings = training_settings(editor, name)
+    for setting, theirs in different_trainings(editor, name, settings).items():
+        assert LISTED[editor, setting] == (str(settings[setting]), theirs)
+    assert '"Trainings of the releases" in edit_hooks/README.md' in load(editor, name).comments
+
+
+@pytest.mark.parametrize(("editor", "setting"), LISTED)
+def test_a_listed_difference_of_a_training_is_one(editor: str, setting: str) -> None:
+    files = [name for name in TRAINING[editor] if name != "all"]
+    assert any(setting in different_trainings(editor, name, training_settings(editor, name)) for name in files)
+
+
+@pytest.mark.parametrize(("editor", "name"), TRAINED_FILES)
+def test_the_settings_of_the_readme_are_the_sources_training(editor: str, name: str) -> None:
+    given = parse_editor_args(LINES[editor])
+    assert different_trainings(editor, name, training_settings(editor, name, **given)) == {}
+    of_training = {setting for one, setting in LISTED if one == editor}
+    assert of_training <= set(given)
+    for setting in set(given) - of_training:  # of the editor itself
+        assert given[setting] == released_values(editor, name)[setting]
+
+
+def test_every_file_and_setting_of_a_training_is_checked() -> None:
+    trained = {editor for editor, _ in FILES if editor_class(editor).trainer is not None}
+    assert set(TRAINED_FILES) == {(editor, name) for editor, name in FILES if editor in trained}
+    for editor in TRAINING:
+        trainer = trainer_class(editor_class(editor))
+        own = {field.name for field in dataclasses.fields(editor_class(editor).config_class)}
+        further = {field.name for field in dataclasses.fields(trainer.config_class)} - own
+        assert set(TRAINING[editor]["all"]) == further - {"batch_size"}  # shares passes, moves nothing
+    with_section = {
+        path.parent.name for path in CONFIGS.glob("*/*.yaml") if "training" in yaml.safe_load(path.read_text())
+    }
+    assert with_section <= trained

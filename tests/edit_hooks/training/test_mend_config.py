@@ -21,6 +21,30 @@ def test_unknown_training_settings_are_named(tiny_model):
         TrainingConfig(num_steps=0)
 
 
+def test_a_shipped_file_has_settings_of_the_training(tiny_model):
+    """EasyEdit trains 20,000 iterations on Qwen2.5, 100,000 on the others."""
+
+    def num_steps(**settings):
+        return resolve_settings(TrainingConfig, MEND, tiny_model("llama"), settings).num_steps
+
+    assert (num_steps(), num_steps(shipped="llama-2-7b"), num_steps(shipped="qwen2.5-7b")) == (10000, 10000, 2000)
+    assert num_steps(shipped="qwen2.5-7b", num_steps=7) == 7
+
+
+def test_an_unknown_setting_in_the_section_of_a_shipped_file_names_the_file(tiny_model, tmp_path, monkeypatch):
+    text = "matches: {model_type: llama}\nsource: none\nconfig: {}\ntraining: {num_step: 5}\n"
+    (tmp_path / "tiny.yaml").write_text(text)
+    monkeypatch.setattr(MEND, "config_folders", (str(tmp_path),))
+    with pytest.raises(EditingError, match=r"(?s)'num_step'.*Did you mean 'num_steps'.*Shipped settings: .*tiny\.yaml"):
+        resolve_settings(TrainingConfig, MEND, tiny_model("llama"), {})
+
+
+@pytest.mark.filterwarnings("ignore:editor setting 'normalise'")
+def test_earlier_names_of_settings_are_accepted(tiny_model):
+    """Once a TypeError."""
+    assert resolve_settings(TrainingConfig, MEND, tiny_model("llama"), {"normalise": False}).normalize is False
+
+
 def test_patience_below_the_distance_of_validations_is_refused(tiny_model):
     """Such a run once stopped before its first validation, without an artifact, and ended well."""
     settings = {"num_steps": 30, "validate_every": 20, "patience": 10}
