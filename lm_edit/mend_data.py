@@ -1,4 +1,4 @@
-"""Training data of `mend` and `serac`, from a file or a benchmark.
+"""Training data of editors, from a file or a benchmark.
 
 It consists of edits with paraphrases and unrelated texts. All edits of a prompt are either trained on or held out.
 """

@@ -233,7 +233,7 @@ class Trainer(abc.ABC, Generic[ConfigT]):
         return (
             f"the artifact in {self.out} is worse than no edit: its validation loss, {best['loss']:.4f} ({terms}), is "
             f"not below that of the unedited model, {unedited['loss']:.4f}. Raise num_steps, which goes on with this "
-            f"run, or train with another {self.rates} or c_edit in a new folder."
+            f"run, or change {self.rates}, c_edit or c_loc in a new folder."
         )
 
     def _train_to_validation(self, bar: tqdm[Any]) -> None:
