@@ -78,6 +78,7 @@ def _described(report: Mapping[str, Any]) -> str:
     """A line about the edits: their numbers on both sides, and those that are used once or not at all."""
     further = {"repeated": "repeated ones dropped", "left_out_for_validation": "left out as validation edits"}
     parts = [f"{report[name]} {text}" for name, text in further.items() if name in report]
+    parts += [f"{count} left out: {reason}" for reason, count in report.get("left_out", {}).items()]
     counts = f"training edits: {report['num_edits']}, validation edits: {report['num_validation']}"
     return counts + (f" ({'; '.join(parts)})" if parts else "")
 
