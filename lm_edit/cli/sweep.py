@@ -125,6 +125,8 @@ def _dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int
         estimate = "unknown" if seconds is None else spell_duration(seconds)
         rows.append((state, estimate, origin.tuning, run.name, ",".join(run.tasks)))
     table(("state", "estimate", "settings", "run", "tasks"), rows)
+    for named in dict.fromkeys(str(named) for run in grid.runs for named in run.named_files):
+        say(f"part of the runs by its content: {named}")
     for left_out in grid.left_out:
         say(f"left out: {left_out.name}: {left_out.rule} ({RULES[left_out.rule]})")
     for note in notes:

@@ -5,18 +5,15 @@ Rules (:data:`RULES`) leave out combinations that cannot run: they are listed, w
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from edit_hooks.utils.files import path_digest
 from edit_hooks.utils.hashing import key_of
 from lm_edit.sweeps.choices import BenchmarkChoice, EditorChoice, ModeChoice, Model, Plan, Where
+from lm_edit.sweeps.named_files import Named, named_files
 
 RULES = {
     "joint": "the editor writes one edit at a time",
@@ -26,8 +23,6 @@ RULES = {
 }
 HASH_LENGTH = 12
 MAX_SLUG = 100  # characters of the readable part of a folder's name
-# Options whose digests are named as in release 0.1.0, so that folders of runs with such files keep their names.
-FILES = ("data", "edits", "load_edit")
 
 
 class Facts(Protocol):
@@ -77,17 +72,20 @@ class Run:
 
     @property
     def content(self) -> dict[str, Any]:
-        """All inputs of the results, as data: settings, and the digests of files that they name."""
-        named = {"model_args": self.model_args, "metadata": self.metadata}
-        files = {_short(place): path for place, path in _named_files(named)}
+        """All inputs of the results, as data: settings, and the digests of files and folders that they name."""
         return {
             "model_args": dict(self.model_args),
             "tasks": sorted(self.tasks),
             "metadata": dict(self.metadata),
             "limit": self.limit,
             "lm_eval": dict(self.lm_eval),
-            "files": {place: _digest(path, *_version(path)) for place, path in files.items()},
+            "files": {named.place: named.digest for named in self.named_files},
         }
+
+    @property
+    def named_files(self) -> list[Named]:
+        """The files and folders that its options name, with their present content."""
+        return named_files({"model_args": self.model_args, "metadata": self.metadata})
 
     @property
     def name(self) -> str:
@@ -99,37 +97,6 @@ class Run:
         """The readable name and a hash of :attr:`content`."""
         slug = re.sub(r"[^A-Za-z0-9._=+-]+", "-", self.name).strip("-")[:MAX_SLUG]
         return f"{slug}-{key_of(self.content)[:HASH_LENGTH]}"
-
-
-def _named_files(value: Any, place: str = "") -> Iterator[tuple[str, Path]]:
-    """Yield the place and path of every text inside a value that names a file, as ``metadata.judge``."""
-    if isinstance(value, Mapping):
-        for name, part in value.items():
-            yield from _named_files(part, f"{place}.{name}" if place else str(name))
-    elif isinstance(value, (list, tuple)):
-        for number, part in enumerate(value):
-            yield from _named_files(part, f"{place}.{number}")
-    elif isinstance(value, str) and value:
-        with contextlib.suppress(OSError, RuntimeError):  # too long for a name, or the home of an unknown user
-            path = Path(value).expanduser()
-            if path.is_file():
-                yield place, path
-
-
-def _short(place: str) -> str:
-    name = place.removeprefix("model_args.")
-    return name if name in FILES else place
-
-
-def _version(path: Path) -> tuple[int, int]:
-    state = path.stat()
-    return state.st_mtime_ns, state.st_size
-
-
-@functools.lru_cache(maxsize=1024)
-def _digest(path: Path, modified: int, size: int) -> str | None:
-    """Digest of a file, read again once it changes: runs of a plan share files, and trained editors are large."""
-    return path_digest(path)
 
 
 class LeftOut(NamedTuple):

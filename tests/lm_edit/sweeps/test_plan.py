@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from command_line import run_verb
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.sweeps import tasks
+from edit_hooks.utils.files import sha256_of
+from lm_edit.sweeps import named_files, tasks
 from lm_edit.sweeps.checks import check_plan, origin_of
 from lm_edit.sweeps.grid import Grid, Run
 from lm_edit.sweeps.plan import load_plan
@@ -173,6 +175,88 @@ def test_every_file_that_an_option_names_counts_by_its_content(
     assert run.folder_name != before
     named.unlink()
     assert run.content["files"] == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "files"),
+    [
+        ("editor_args: {artifact: FOLDER}", ["hypernetwork.safetensors", "manifest.json"]),
+        ("model_args: {load_edit: FOLDER}", ["edit-0.safetensors", "edits.json"]),
+        ("model_args: {peft: FOLDER}", ["adapter_config.json", "adapter_model.safetensors"]),
+        ("model_args: {pretrained: FOLDER}", ["config.json", "model.safetensors", "1_Pooling/config.json"]),
+        ("model_args: {data: FOLDER}", ["QAEdit.json"]),
+        ("metadata: {judge: {prompt: FOLDER}}", ["own/prompt.yaml"]),
+    ],
+)
+def test_a_folder_that_an_option_names_counts_by_the_content_of_its_files(
+    tmp_path: Path, options: str, files: list[str]
+) -> None:
+    """A sweep kept the results of a network that was trained again in its folder, and named its file's runs new."""
+    folder = tmp_path / "named"
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text("one", encoding="utf-8")
+    place, _, rest = options.partition(": {")
+    option = rest.partition(":")[0]
+    run = run_with({place: {option: str(folder)}})
+    before = run.folder_name
+    for file in files:
+        state = (folder / file).stat()
+        (folder / file).write_text("two", encoding="utf-8")  # as long as before
+        os.utime(folder / file, ns=(state.st_atime_ns, state.st_mtime_ns))  # as after rsync -t
+        assert run.folder_name != before
+        (folder / file).write_text("one", encoding="utf-8")
+        assert run.folder_name == before
+    (folder / "further.txt").write_text("", encoding="utf-8")
+    assert run.folder_name != before
+
+
+def run_with(options: dict[str, dict[str, Any]]) -> Run:
+    """A run with options of one kind; nothing about it is checked."""
+    args = {"editor": "rome", "mode": "single", **options.get("model_args", {})}
+    if "editor_args" in options:
+        args["editor_args"] = options["editor_args"]
+    return Run("m", "rome", "b", "single", (), args, ("bake_es",), options.get("metadata", {}), None, {}, None, ())
+
+
+@pytest.mark.parametrize("name", ["editor", "edits", "store", "cache_dir", "data"])
+def test_a_folder_that_no_run_reads_does_not_count(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a clone of an editor's code beside the plan, and folders that runs write to."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mini").mkdir()
+    (tmp_path / "mini" / "answers.sqlite").write_bytes(b"")
+    (tmp_path / "art" / ".cache").mkdir(parents=True)
+    (tmp_path / "art" / ".cache" / "lock").write_bytes(b"")
+    (tmp_path / "art" / "checkpoint-100").mkdir()
+    (tmp_path / "art" / "checkpoint-100" / "optimizer.pt").write_bytes(b"")
+    assert run_with({"model_args": {name: "mini"}, "editor_args": {"artifact": "art"}}).content["files"] == {}
+
+
+def test_digests_of_large_files_are_kept_between_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local models have tens of gigabytes, and every command of a sweep needs the names of its runs."""
+    monkeypatch.setenv("LM_EDIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(named_files, "LARGE", 2)
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes(b"weights")
+    run = run_with({"model_args": {"pretrained": str(weights.parent)}})
+    read: list[Path] = []
+    monkeypatch.setattr(named_files, "sha256_of", lambda path: read.append(path) or sha256_of(path))
+    before = run.folder_name
+    for _ in range(2):
+        named_files._digest_of_version.cache_clear()  # as in a new process
+        assert run.folder_name == before and len(read) == 1
+    weights.write_bytes(b"WEIGHTS")
+    assert run.folder_name != before and len(read) == 2
+
+
+def test_the_dry_run_names_what_counts_by_its_content(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "own data"
+    folder.mkdir()
+    (folder / "bake.json").write_bytes(b"x" * 2_000_000)
+    plan = write(tmp_path, f"editors: [rome]\nbenchmarks: [bake_es]\nmodel_args: {{data: '{folder}'}}\n")
+    assert run_verb(["sweep", str(plan), "--out", str(tmp_path / "out"), "--dry-run"]) == 0
+    assert f"part of the runs by its content: data: {folder} (1 file, 2.0 MB)" in capsys.readouterr().out
 
 
 def test_the_folder_of_a_run_without_files_has_the_name_that_it_had(tmp_path: Path) -> None:
