@@ -59,7 +59,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.print:
         _say_lines(read_text(path, "plan").rstrip("\n"))
         return 0
-    from lm_edit.sweeps.checks import check_plan
+    from lm_edit.sweeps.checks import check_inputs, check_plan
     from lm_edit.sweeps.grid import RULES
 
     plan = with_limit(load_plan(path), args.limit)
@@ -71,10 +71,11 @@ def _run(args: argparse.Namespace) -> int:
         raise EditingError(f"{path} has no run{chosen}." + (f" Left out: {rules}." if rules else ""))
     grid = grid._replace(runs=runs)
     out = require_folder(args.out or Path(DEFAULT_OUT, plan.name), "the folder of the runs,")
-    if args.dry_run:
-        return _dry_run(args, plan, grid, out)
     if args.status:
         return _print_states(grid, out)
+    check_inputs(plan, grid.runs)
+    if args.dry_run:
+        return _dry_run(args, plan, grid, out)
     return _execute(args, plan, grid, out)
 
 

@@ -10,9 +10,10 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+import torch
 from lm_eval.models.huggingface import HFLM
 from torch import nn
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from edit_hooks.base.editor import Editor
 from edit_hooks.base.registry import load_editor
@@ -166,7 +167,57 @@ def _check_run(plan: Plan, run: Run, checked: set[str]) -> None:
         raise plan.file.error(run.where, f"run {run.name}: {error}") from None
 
 
-# -- settings of editors for models ------------------------------------------------------------------------------------
+# -- editors with their models ------------------------------------------------------------------------------------
+
+
+def check_inputs(plan: Plan, runs: Sequence[Run]) -> None:
+    """Check the files and folders that the editors of runs need, as the model class does before it loads a model.
+
+    Not a part of :func:`check_plan`: the states of runs can be read where their inputs are no longer.
+
+    Raises:
+        EditingError: with file and line, for missing and unreadable inputs, such as a trained network, and for settings
+            that do not fit the model. Models whose configuration cannot be read are left out.
+    """
+    checked: set[str] = set()
+    for run in runs:
+        options = EditingOptions(**{name: value for name, value in run.model_args.items() if name in OWN_OPTIONS})
+        editors = [(options.editor, options.overrides)] if options.makes_edits else []
+        if options.icl != "no":
+            editors.append(options.context_editor)
+        for name, settings in editors:
+            key = key_of([name, settings, _model_of(run)])
+            if key not in checked and (outline := _outline(*_model_of(run))) is not None:
+                try:
+                    load_editor(name, settings).check_settings(outline)
+                except EditingError as error:
+                    raise plan.file.error(run.where, f"run {run.name}: {error}") from None
+            checked.add(key)
+
+
+class _ModelChoice(NamedTuple):
+    """The arguments of :func:`_config`."""
+
+    pretrained: str | None
+    revision: str | None
+    trust_remote_code: bool
+    shape: str | None
+
+
+def _model_of(run: Run) -> _ModelChoice:
+    args = run.model_args
+    return _ModelChoice(args.get("pretrained"), args.get("revision"), bool(args.get("trust_remote_code")), run.shape)
+
+
+@functools.cache
+def _outline(*choice: Any) -> nn.Module | None:
+    """A model without weights: modules and shapes; ``None`` where its configuration cannot be read."""
+    try:
+        config = _config(*choice)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=choice[2])
+    except (OSError, ValueError):
+        return None
 
 
 class Origin(NamedTuple):
@@ -201,11 +252,12 @@ def origin_of(plan: Plan, run: Run) -> Origin:
     editor = load_editor(str(run.model_args["editor"]), run.model_args.get("editor_args", {}))
     if editor.writes == ("context",):
         return Origin("")
-    pretrained = run.model_args.get("pretrained")
     try:
-        config = _config(pretrained, run.model_args.get("revision"), run.shape)
+        config = _config(*_model_of(run))
     except (OSError, ValueError) as error:
-        return Origin("unknown", f"the configuration of {pretrained} cannot be read ({first_line(error)})")
+        return Origin(
+            "unknown", f"the configuration of {run.model_args['pretrained']} cannot be read ({first_line(error)})"
+        )
     try:
         origin = editor.settings_origin(_Outline(config))
     except EditingError as error:
@@ -216,7 +268,9 @@ def origin_of(plan: Plan, run: Run) -> Origin:
 
 
 @functools.cache
-def _config(pretrained: str | None, revision: str | None, shape: str | None) -> PretrainedConfig:
+def _config(
+    pretrained: str | None, revision: str | None, trust_remote_code: bool, shape: str | None
+) -> PretrainedConfig:
     """The configuration of a model; where it cannot be read, one with the shape of shipped settings.
 
     Raises:
@@ -226,7 +280,7 @@ def _config(pretrained: str | None, revision: str | None, shape: str | None) -> 
     if pretrained is None:
         return shape_config(DEMO_SHAPE)
     try:
-        return AutoConfig.from_pretrained(pretrained, revision=revision or "main")
+        return AutoConfig.from_pretrained(pretrained, revision=revision or "main", trust_remote_code=trust_remote_code)
     except (OSError, ValueError):
         if shape is None:
             raise

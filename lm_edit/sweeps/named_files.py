@@ -26,6 +26,9 @@ FILES = ("data", "edits", "load_edit")
 # clone of the code of `rome`), or a folder that runs write to.
 NO_FOLDERS = ("editor", "mode", "edits", "store", "cache_dir", "offload_folder")
 SOURCES = ("mini", "hub")  # values of `data` that are no paths
+# Files and folders in a named folder that nothing loads: hidden ones, and the states from which trainings resume, which
+# may be deleted afterwards.
+NOT_LOADED = (".", "checkpoint-", "resume.safetensors")
 
 LARGE = 1 << 26  # bytes from which a digest is kept between commands
 DIGESTS = CacheTable(name="digests", columns="key TEXT PRIMARY KEY, digest TEXT, checksum TEXT", value="digest")
@@ -103,9 +106,9 @@ def _may_name_folder(option: str, text: str) -> bool:
 
 
 def _files_of(folder: Path) -> Iterator[Path]:
-    """Files of a folder and those below it, but hidden ones and checkpoints of a training, which nothing loads."""
+    """Files of a folder and of those below it, without :data:`NOT_LOADED`."""
     for path in folder.iterdir():
-        if path.name.startswith((".", "checkpoint-")):
+        if path.name.startswith(NOT_LOADED):
             continue
         if path.is_file():
             yield path

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from command_line import run_verb
 
+from edit_hooks.training.trainer import RESUME_NAME
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import sha256_of
 from lm_edit.sweeps import named_files, tasks
@@ -229,6 +230,7 @@ def test_a_folder_that_no_run_reads_does_not_count(tmp_path: Path, name: str, mo
     (tmp_path / "art" / ".cache" / "lock").write_bytes(b"")
     (tmp_path / "art" / "checkpoint-100").mkdir()
     (tmp_path / "art" / "checkpoint-100" / "optimizer.pt").write_bytes(b"")
+    (tmp_path / "art" / RESUME_NAME).write_bytes(b"")  # a training leaves it there
     assert run_with({"model_args": {name: "mini"}, "editor_args": {"artifact": "art"}}).content["files"] == {}
 
 
@@ -346,6 +348,44 @@ def test_mistakes_are_named_with_their_line(
     assert run_verb(["sweep", str(path)]) == 2
     printed = capsys.readouterr().err
     assert f"plan.yaml, line {line}: " in printed and message in printed
+
+
+@pytest.mark.parametrize(
+    ("editor", "message"),
+    [
+        ("mend", "run lm-edit train-mend"),
+        ("serac", "run lm-edit train-serac"),
+        ("{editor: serac, editor_args: {artifact: missing}}", "no trained"),
+        ("{editor: alphaedit, editor_args: {projectors: missing.safetensors}}", "there is no such file"),
+        ("{editor: rect, editor_args: {base_settings: {second_moments: missing.txt}}}", "missing.txt"),
+        ("{editor: ike, editor_args: {pool: missing.json}}", "missing.json"),
+        ("{editor: my_editor:MyEditor, name: mine, editor_args: {layers: [99]}}", "99"),
+    ],
+)
+@pytest.mark.parametrize("options", [["--dry-run"], []])
+def test_missing_inputs_of_editors_are_found_before_a_run(
+    editor: str, message: str, options: list[str], tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dry run accepted an editor without its trained network, and every run of it failed."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "docs" / "templates" / "editor"))
+    monkeypatch.setattr("lm_edit.cli.sweep._execute", lambda *_: pytest.fail("the sweep began"))
+    path = write(tmp_path, f"editors: [r_rome, '{editor}']\nbenchmarks: [bake_es]\n".replace("'", ""))
+    assert run_verb(["sweep", str(path), "--out", str(tmp_path / "out"), *options]) == 2
+    printed = capsys.readouterr().err
+    assert "plan.yaml, line 1: run demo, " in printed and message in printed
+
+
+def test_the_context_of_a_run_is_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(
+        tmp_path, "editors: [rome]\nbenchmarks: [bake_es]\nicl: [true]\nmodel_args: {icl_args: {pool: no.json}}\n"
+    )
+    assert run_verb(["sweep", str(path), "--out", str(tmp_path / "out"), "--dry-run"]) == 2
+    assert "no.json" in capsys.readouterr().err
+
+
+def test_states_are_shown_where_an_input_is_no_longer_there(tmp_path: Path) -> None:
+    path = write(tmp_path, "editors: [mend]\nbenchmarks: [bake_es]\n")
+    assert run_verb(["sweep", str(path), "--out", str(tmp_path / "out"), "--status"]) == 0
 
 
 def test_a_plan_without_a_run_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
