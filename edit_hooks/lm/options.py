@@ -21,7 +21,7 @@ ANSWERS = ("auto", "patch")
 ENGINES = ("fast", "reference")
 DEFAULT_EDITOR = "r_rome"
 
-TEXT_OPTIONS = ("editor", "mode", "load_edit", "data", "answer", "engine", "store", "edits", "guard")
+TEXT_OPTIONS = ("editor", "editor_label", "mode", "load_edit", "data", "answer", "engine", "store", "edits", "guard")
 
 # Options that choose a benchmark's records, besides `data` and those that end with SET_SUFFIX; its package checks them.
 DATA_OPTIONS = ("data_revision", "bad_records", "subset", "subset_seed")
@@ -74,6 +74,7 @@ class EditingOptions:
 
     Attributes:
         editor: name in the registry, or ``package.module:Class``.
+        editor_label: name of the editor in tables of results, in place of its own; a part of no identity.
         mode: ``none`` (unedited), ``single`` (every case on the unedited model), ``batch`` (all edits at once) or
             ``sequential`` (a stream of edits on the same weights). With ``load_edit`` it is ``loaded`` by
             default.
@@ -114,6 +115,7 @@ class EditingOptions:
     """
 
     editor: str = DEFAULT_EDITOR
+    editor_label: str | None = None
     mode: str = ""
     load_edit: str | None = None
     editor_args: Mapping[str, Any] | None = None

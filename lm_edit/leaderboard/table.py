@@ -16,7 +16,7 @@ from lm_edit.leaderboard.significance import Comparison, Ranking
 from lm_eval_tasks.common.model_parts import differing_parts
 
 # Fields that distinguish rows of equal labels.
-DISTINCTIONS = ("settings", "icl", "edit_options", "answer_options")
+DISTINCTIONS = ("editor", "settings", "icl", "edit_options", "answer_options")
 MAX_GAPS = 4  # columns named in the note on coverage
 DIGITS = 12  # of values that are ranked
 # Two editors whose coverage of a column differs by more are named below their table.
@@ -118,7 +118,7 @@ def _read_row(key: RowKey, group: pd.DataFrame, cases: _CasesByColumn, *, named:
         if known is not None:
             scores[column] = known
     run_names = tuple(name for names in runs.values() for name in names.values())
-    label = key.editor if not named else run_names[0]
+    label = run_names[0] if named else text_of(group["editor_label"].iloc[0]) or key.editor
     origin = text_of(group["settings_origin"].iloc[0])
     return Row(key, label, {seed: tuple(names) for seed, names in runs.items()}, run_names, origin, cells, scores)
 

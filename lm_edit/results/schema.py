@@ -6,7 +6,7 @@ one is added.
 
 from __future__ import annotations
 
-SCHEMA_VERSION = "1.5"
+SCHEMA_VERSION = "1.6"
 
 TEXT, WHOLE, REAL, FLAG, MAPPING, VALUE = "text", "whole number", "number", "true or false", "mapping", "any"
 
@@ -45,6 +45,7 @@ RESULT_COLUMNS: dict[str, tuple[str, str]] = {
         'digests of what else makes it this model, as in "config=0c45f1a2; tokenizer=9d3e77b0"; "" if not recorded',
     ),
     "editor": (TEXT, '"unedited" for mode=none; the model class for stock models of lm-eval'),
+    "editor_label": (TEXT, 'name of the editor in tables, from the plan of a sweep; "" without one'),
     "mode": (TEXT, 'single, batch, sequential, none, ...; "" for stock models'),
     "settings": (TEXT, 'hash of the editor settings but the seed and what it drew (8 digits); "" without an editor'),
     "settings_origin": (TEXT, '"shipped" for the model, "given" by the user, "untuned" (guesses), or "" if unknown'),

@@ -16,7 +16,7 @@ from lm_eval_tasks.common.model_parts import differing_parts
 PLACE = ["task", "metric", "stage", "filter"]
 # Columns that distinguish runs with the same heading, in the order in which they are tried.
 DISTINCTIONS = (
-    "model", "model_parts", "settings", "limit", "seed", "edit_batch_size", "group_size", "edit_options",
+    "model", "model_parts", "editor", "settings", "limit", "seed", "edit_batch_size", "group_size", "edit_options",
     "answer_options", "run",
 )  # fmt: skip
 
@@ -24,8 +24,9 @@ DISTINCTIONS = (
 def comparison(paths: Paths, metrics: Sequence[str] = ()) -> Iterator[list[str]]:
     """Rows of the table, the header first.
 
-    A column heading is editor, mode, number of edits and data, with the settings where runs would share it. A cell is
-    value ± standard error (number of scored cases, failed ones, and the value if those count as 0).
+    A column heading is editor (its label if it has one), mode, number of edits and data, with the settings where runs
+    would share it. A cell is value ± standard error (number of scored cases, failed ones, and the value if those count
+    as 0).
 
     Args:
         metrics: only these, in this order, each with or without its stage (``es_prob@immediate``).
@@ -94,7 +95,8 @@ def _headings(runs: dict[str, Any]) -> dict[str, str]:
         context = f", icl={row['icl']}" if row["icl"] != "no" else ""
         data = f" ({row['data']})" if row["data"] else ""
         further = (parts[row[name]] if name == "model_parts" else _distinction(row, name) for name in more)
-        return row["editor"] + mode + size + context + "".join(f", {text}" for text in further if text) + data
+        editor = row["editor_label"] or row["editor"]
+        return editor + mode + size + context + "".join(f", {text}" for text in further if text) + data
 
     more: list[str] = []
     named = {run: heading(row) for run, row in runs.items()}
@@ -106,7 +108,7 @@ def _headings(runs: dict[str, Any]) -> dict[str, str]:
 
 
 def _distinction(row: Any, name: str) -> str:
-    if name in ("settings", "model", "edit_options", "answer_options", "run"):
+    if name in ("settings", "editor", "model", "edit_options", "answer_options", "run"):
         return row[name] or f"no {name.replace('_', ' ')}"
     return f"{name} {'none' if math.isnan(row[name]) else format(row[name], 'g')}"
 

@@ -29,9 +29,13 @@ class Model(NamedTuple):
 
 
 class EditorChoice(NamedTuple):
-    """An editor with one set of settings; ``models``, ``modes`` and ``icl``: only these of the plan."""
+    """An editor with one set of settings; ``models``, ``modes`` and ``icl``: only these of the plan.
+
+    ``label`` is the name where the plan gives one; result files have it for tables.
+    """
 
     name: str
+    label: str | None
     editor: str
     settings: Mapping[str, Any]
     args: Mapping[str, Any]

@@ -53,6 +53,7 @@ class Run:
         model, editor, benchmark, mode: names in the plan.
         details: sizes and settings that distinguish the runs of these names, as text.
         model_args, tasks, metadata, limit, lm_eval: of the command.
+        label: name of the editor in tables of results; not a part of :attr:`content`, since it changes no result.
         shape: see :class:`lm_edit.sweeps.plan.Model`.
         where: entries of the plan that this run comes from, the editor's first.
     """
@@ -69,6 +70,7 @@ class Run:
     lm_eval: Mapping[str, Any]
     shape: str | None
     where: Where
+    label: str | None = None
 
     @property
     def content(self) -> dict[str, Any]:
@@ -246,7 +248,7 @@ def _with_names(
     metadata = {**plan.metadata, **benchmark.metadata}
     names = (model.name, editor.name, benchmark.name, mode, details)
     limit = _with_one_form(benchmark.limit)
-    return Run(*names, args, benchmark.tasks, metadata, limit, plan.lm_eval, model.shape, editor.where)
+    return Run(*names, args, benchmark.tasks, metadata, limit, plan.lm_eval, model.shape, editor.where, editor.label)
 
 
 def _with_one_form(limit: float | None) -> float | None:

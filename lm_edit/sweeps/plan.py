@@ -58,7 +58,7 @@ RESOURCE_KEYS = ("cpus", "gpus", "memory", "hours", "slurm")
 # Options of `lm_eval run` that change what is asked, and that --model_args and --metadata do not cover.
 LM_EVAL_KEYS = ("apply_chat_template", "batch_size", "gen_kwargs", "num_fewshot", "system_instruction")
 # Axes of the plan, which an entry's model_args cannot set as well.
-AXES = ("editor", "editor_args", "mode", "num_edits", "edit_batch_size", "icl", "seed", "edits")
+AXES = ("editor", "editor_args", "mode", "num_edits", "edit_batch_size", "icl", "seed", "edits", "editor_label")
 
 
 def shipped_plans() -> dict[str, Path]:
@@ -171,6 +171,7 @@ class _Reader:
                 choices.append(
                     EditorChoice(
                         name,
+                        name if "name" in own else None,
                         editor,
                         settings,
                         self.model_args(own, where),
@@ -295,7 +296,12 @@ class _Reader:
                 advice = "give it in an entry of benchmarks, as in {tasks: [editglue], edits: qaedit}."
                 raise self.file.error((*where, key), f"edits belong to the tasks that are asked about them; {advice}")
             if key in AXES:
-                name = {"editor": "editors", "mode": "modes", "seed": "seeds"}.get(key, key)
+                name = {
+                    "editor": "editors",
+                    "editor_label": "name of an entry of editors",
+                    "mode": "modes",
+                    "seed": "seeds",
+                }.get(key, key)
                 raise self.file.error((*where, key), f"{key} is an axis of the plan; give it as {name}.")
             if key in SECRET_OPTIONS:
                 raise self.file.error((*where, key), f"{key} would be saved with every run; set HF_TOKEN instead.")

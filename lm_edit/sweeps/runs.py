@@ -67,7 +67,8 @@ def prepare(out: Path, run: Run) -> Path:
     """
     folder = out / run.folder_name
     settings = folder / SETTINGS
-    content = {"name": run.name, **run.content, "tasks": list(run.tasks)}
+    label = {"editor_label": run.label} if run.label else {}
+    content = {"name": run.name, **label, **run.content, "tasks": list(run.tasks)}
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     if settings.is_dir():
         set_aside(settings)
@@ -147,7 +148,8 @@ def execute(folder: str, environment: Mapping[str, str], stopped: Callable[[], b
 def command_of(settings: Mapping[str, Any], output: Path) -> list[str]:
     """The command of a run: ``python -m lm_eval run`` with its settings."""
     command = [sys.executable, "-m", "lm_eval", "run", "--model", "edited_hf"]
-    command += ["--tasks", ",".join(settings["tasks"]), "--model_args", json.dumps(settings["model_args"])]
+    label = {"editor_label": settings["editor_label"]} if "editor_label" in settings else {}
+    command += ["--tasks", ",".join(settings["tasks"]), "--model_args", json.dumps({**settings["model_args"], **label})]
     if settings["metadata"]:
         command += ["--metadata", json.dumps(settings["metadata"])]
     if settings["limit"] is not None:

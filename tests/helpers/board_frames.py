@@ -16,6 +16,7 @@ COMMON: dict[str, Any] = {
     "model": "demo",
     "model_hash": "5f22a9bff021",
     "model_parts": "",
+    "editor_label": "",
     "mode": "single",
     "settings": "0badcafe",
     "settings_origin": "shipped",

@@ -51,6 +51,17 @@ def test_show_tells_runs_apart_by_what_differs(tmp_path: Path, capsys: Any) -> N
     assert header == ["r_rome, single, seed 0 (bake_qa.jsonl)", "r_rome, single, seed 1 (bake_qa.jsonl)"]
 
 
+def test_show_names_editors_as_the_plan_does(tmp_path: Path, capsys: Any) -> None:
+    write_run(tmp_path / "a", editor="my_editor", editor_label="mine")
+    write_run(tmp_path / "b", editor="r_rome", editor_label="mine")
+    write_run(tmp_path / "c", editor="ft_m", editor_label="small steps")
+    assert run_verb(["results", "show", str(tmp_path)]) == 0
+    mine = ["mine, single, my_editor (bake_qa.jsonl)", "mine, single, r_rome (bake_qa.jsonl)"]
+    assert cells(printed_lines(capsys))[0][2:4] == mine
+    assert run_verb(["results", "show", str(tmp_path / "c")]) == 0
+    assert cells(printed_lines(capsys))[0][2:] == ["small steps, single (bake_qa.jsonl)"]
+
+
 def test_show_refuses_contradictory_results_of_one_run(tmp_path: Path, capsys: Any) -> None:
     write_run(tmp_path / "a")
     change(write_run(tmp_path / "b"), lambda content: content["versions"].update(bake_es=99))

@@ -476,6 +476,14 @@ def test_runs_with_other_options_are_no_seeds_of_one_row():
     assert rows["memit (edit_context=qa)"].cells[ES].versus_unedited is not None
 
 
+def test_an_editor_with_a_label_has_it_as_its_name():
+    """The name of an editor in a plan; two rows of one label are told apart by their editors and settings."""
+    own = frames(es(my_editor=[1] * 8), editor_label="mine")
+    assert set(rows_of(board(own, frames(es(memit=[0] * 8))))) == {"mine", "memit"}
+    same = frames(es(memit=[0] * 8), editor_label="mine")
+    assert set(rows_of(board(own, same))) == {"mine (editor my_editor)", "mine (editor memit)"}
+
+
 def test_editors_are_tested_against_the_unedited_model_under_their_options():
     plain = frames(es(unedited=[0] * 8, memit=[1] * 8))
     short = frames(es(unedited=[1] * 8, memit=[1] * 8), answer_options="max_length=64", seed=1)

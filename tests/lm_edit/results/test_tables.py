@@ -145,6 +145,15 @@ def test_whatever_changes_answers_makes_another_run(tmp_path: Path, editing: dic
     assert load_results(tmp_path)["run"].nunique() == 2
 
 
+def test_the_label_of_an_editor_makes_no_other_run(tmp_path: Path) -> None:
+    one, other = (
+        write_run(tmp_path / name, **editing) for name, editing in (("a", {}), ("b", {"editor_label": "mine"}))
+    )
+    first, second = load_results(one).iloc[0], load_results(other).iloc[0]
+    assert (first["editor_label"], second["editor_label"], second["editor"]) == ("", "mine", "r_rome")
+    assert (first["run"], first["run_name"]) == (second["run"], second["run_name"])
+
+
 def test_content_of_named_files_makes_another_run(tmp_path: Path) -> None:
     """Of a saved edit, a tokenizer and a file of edits; the folders that hold them are this machine's."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,16 @@ from typing import Any
 import pytest
 from command_line import run_verb
 
+from edit_hooks.lm.options import EditingOptions
 from edit_hooks.training.trainer import RESUME_NAME
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import sha256_of
+from edit_hooks.utils.json_io import read_json
 from lm_edit.sweeps import named_files, tasks
 from lm_edit.sweeps.checks import check_plan, origin_of
 from lm_edit.sweeps.grid import Grid, Run
 from lm_edit.sweeps.plan import load_plan
-from lm_edit.sweeps.runs import command_of
+from lm_edit.sweeps.runs import SETTINGS, command_of, prepare
 
 
 @pytest.fixture(autouse=True)
@@ -272,6 +275,20 @@ def test_the_folder_of_a_run_without_files_has_the_name_that_it_had(tmp_path: Pa
     assert list(run.content["files"]) == ["data"]
 
 
+def test_the_name_of_an_editor_reaches_the_results_and_no_identity(tmp_path: Path) -> None:
+    """Tables named an editor of one's own by its class, whatever its name in the plan."""
+    settings = "editor_args: [{num_steps: 2}, {num_steps: 3}]"
+    entries = (f"[{{editor: rome, {settings}}}]", f"[{{editor: rome, name: mine, {settings}}}]")
+    plain, named = (expand(tmp_path, f"editors: {entry}\nbenchmarks: [bake_es]\n").runs for entry in entries)
+    assert [run.label for run in plain] == [None, None]
+    assert [run.label for run in named] == ["mine(num_steps=2)", "mine(num_steps=3)"]
+    assert [run.content for run in plain] == [run.content for run in named]
+    saved = read_json(prepare(tmp_path, named[0]) / SETTINGS)
+    args = json.loads(command_of(saved, Path("out"))[9])
+    assert EditingOptions(**args).editor_label == "mine(num_steps=2)"
+    assert "editor_label" not in read_json(prepare(tmp_path, plain[0]) / SETTINGS)
+
+
 def test_the_command_passes_everything(tmp_path: Path) -> None:
     (run,) = expand(
         tmp_path,
@@ -310,6 +327,7 @@ def test_the_command_passes_everything(tmp_path: Path) -> None:
             "no meaning in mode=batch",
         ),
         ("editors: [rome]\nbenchmarks: [bake_es]\nmodel_args:\n  seed: 3\n", 4, "give it as seeds"),
+        ("editors: [rome]\nbenchmarks: [bake_es]\nmodel_args:\n  editor_label: x\n", 4, "name of an entry of editors"),
         (
             "editors: [rome]\nbenchmarks: [bake_es]\nmodes:\n  - {mode: batch, edits: bake}\n",
             4,
