@@ -35,6 +35,8 @@ class ContextReport:
         fact_cut: an edited fact, or between rounds the question, is not whole in what was left of the prompt, so the
             answer is none under the edit.
         rounds: rounds of sub-questions behind the answer, which then has no tokens that continue the prompt; 0 without.
+        best_fact, scope_score: index, in the order of the edits, of the fact that a memory with a scope classifier
+            (SERAC) scores highest for the question, and its score; also where it is too low. ``None`` for others.
     """
 
     facts: int = 0
@@ -43,6 +45,8 @@ class ContextReport:
     cut: bool = False
     fact_cut: bool = False
     rounds: int = 0
+    best_fact: int | None = None
+    scope_score: float | None = None
 
 
 class LoglikelihoodPair(tuple[float, bool]):
@@ -316,7 +320,8 @@ def answer_to_json(answer: ModelAnswer) -> dict[str, Any]:
             continue
         record[item.name] = _plain_numbers(value)
     if answer.context is not None:
-        record["context"] = dataclasses.asdict(answer.context)
+        context = dataclasses.asdict(answer.context)
+        record["context"] = {name: value for name, value in context.items() if value is not None}
     if answer.unedited is not None:
         record["unedited"] = answer_to_json(answer.unedited)
     return record

@@ -28,12 +28,16 @@ FORMATS = ("peft", "merged")
 
 
 class SavedEdit(NamedTuple):
-    """A written file: its requests, the diagnostics of the edit, and the formats to which it can be exported."""
+    """A written file: its requests, the diagnostics of the edit, and the formats to which it can be exported.
+
+    ``writes``: parts that the edit changes, as in :attr:`edit_hooks.deltas.delta.Delta.writes`.
+    """
 
     file: Path
     requests: RequestGroup
     diagnostics: Mapping[str, Any]
     formats: tuple[str, ...]
+    writes: tuple[str, ...] = ("weights",)
 
 
 class Exported(NamedTuple):
@@ -97,7 +101,7 @@ def make_edits(
     if lm.editor.needs_subject:
         require_subjects([request for group in groups for request in group], lm.editor.name)
     failed: dict[str, str] = {}
-    written_edits: list[tuple[RequestGroup, Mapping[str, Any], tuple[str, ...]]] = []
+    written_edits: list[tuple[RequestGroup, Mapping[str, Any], tuple[str, ...], tuple[str, ...]]] = []
 
     is_quantized = has_quantized_weights(lm.model)
 
@@ -109,7 +113,8 @@ def make_edits(
                     failed[str(request.case_id or request.text)] = reason
             written = tuple(request for request in group if request.key not in unusable)
             if isinstance(edit, Delta) and written:
-                written_edits.append((written, edit.diagnostics, _formats_of(edit, is_quantized=is_quantized)))
+                formats = _formats_of(edit, is_quantized=is_quantized)
+                written_edits.append((written, edit.diagnostics, formats, tuple(edit.writes)))
                 yield written, edit
 
     config = lm.session.result_metadata()["editor_config"]

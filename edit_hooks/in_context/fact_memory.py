@@ -10,17 +10,35 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
 
-from edit_hooks.deltas.context_edit import ContextEdit, ContextPrompt, MemoryModels
+from edit_hooks.deltas.context_edit import ContextEdit, MemoryModels
 from edit_hooks.in_context.embeddings import Embedder, load_embedder
 from edit_hooks.in_context.memory_artifact import MEMORY_MODELS, load_models
 from edit_hooks.in_context.scope_classifier import THRESHOLD, ScopeTexts, fact_text, scope_scores
 from edit_hooks.utils.errors import EditingError
 
 IDENTITY = "identity"
+
+
+class BestFact(NamedTuple):
+    """The fact of a memory that fits a question best.
+
+    Attributes:
+        number: index of the fact in the memory.
+        score: of the scope classifier, in (0, 1].
+    """
+
+    number: int
+    score: float
+
+    @property
+    def in_scope(self) -> bool:
+        """Whether the fact concerns the question."""
+        return self.score > THRESHOLD
 
 
 class FactMemory:
@@ -47,11 +65,11 @@ class FactMemory:
         scores_1N = scope_scores(self._embed(facts).double(), self._embed([question]).double())
         return scores_1N[0]
 
-    def select(self, contexts: Sequence[ContextEdit], question: str) -> ContextPrompt | None:
-        """The fact that concerns a question, if there is one."""
+    def best(self, contexts: Sequence[ContextEdit], question: str) -> BestFact:
+        """The fact with the highest score for a question."""
         scores_N = self.scores(contexts, question)
         best = len(contexts) - 1 - int(scores_N.flip(0).argmax())
-        return ContextPrompt((contexts[best],)) if float(scores_N[best]) > THRESHOLD else None
+        return BestFact(best, float(scores_N[best]))
 
 
 @functools.lru_cache(maxsize=4)

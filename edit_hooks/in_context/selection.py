@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from edit_hooks.deltas.context_edit import ContextEdit, ContextPrompt
 from edit_hooks.in_context.embeddings import most_similar
-from edit_hooks.in_context.fact_memory import load_memory
+from edit_hooks.in_context.fact_memory import BestFact, load_memory
 
 _QUESTION = re.compile(r"(?:^|\n)(?:Q|Question):")
 # The bare question at the end of a prompt.
@@ -20,7 +21,19 @@ def bare_question(prompt: str) -> str:
     return match.group(1) if match else prompt.strip()
 
 
-def select_facts(contexts: Sequence[ContextEdit], question: str, device: str = "cpu") -> ContextPrompt | None:
+class Selection(NamedTuple):
+    """The facts stated before a question.
+
+    Attributes:
+        prompt: the facts; ``None`` if none is similar enough: the prompt is then left unchanged.
+        best: of a memory, the fact that scores highest, stated or not.
+    """
+
+    prompt: ContextPrompt | None
+    best: BestFact | None = None
+
+
+def select_facts(contexts: Sequence[ContextEdit], question: str, device: str = "cpu") -> Selection:
     """The ``num_facts`` facts most similar to a question, the most similar last; or the one that a memory chooses.
 
     The settings (``num_facts``, ``embedder``, ``min_similarity``, ``memory``) are those of the first fact. Of a prompt
@@ -29,16 +42,14 @@ def select_facts(contexts: Sequence[ContextEdit], question: str, device: str = "
 
     Args:
         device: where the models of a memory run.
-
-    Returns:
-        ``None`` if no fact is similar enough; the prompt is then left unchanged.
     """
     settings = contexts[0]
     query = bare_question(question) if len(_QUESTION.findall(question)) > 1 else question
     if settings.memory is not None:
-        return load_memory(settings.memory, settings.embedder, device).select(contexts, query)
+        best = load_memory(settings.memory, settings.embedder, device).best(contexts, query)
+        return Selection(ContextPrompt((contexts[best.number],)) if best.in_scope else None, best)
     if len(contexts) == 1 and settings.min_similarity is None:
-        return ContextPrompt(tuple(contexts))
+        return Selection(ContextPrompt(tuple(contexts)))
     facts = [f"{context.prompt} {context.target_new}" for context in contexts]
     indices = most_similar(settings.embedder, query, facts, settings.num_facts, settings.min_similarity)
-    return ContextPrompt(tuple(contexts[index] for index in reversed(indices))) if indices else None
+    return Selection(ContextPrompt(tuple(contexts[index] for index in reversed(indices))) if indices else None)

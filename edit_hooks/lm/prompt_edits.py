@@ -174,9 +174,10 @@ class PromptEdits:
             log.warning("texts without a prompt (rolling log-likelihoods) are answered without the edits' contexts.")
             return Placed(item, ContextReport())
         question = self.question_of(prompt)
-        context = select_facts(delta.contexts, question, self._device_of(delta))
+        context, best = select_facts(delta.contexts, question, self._device_of(delta))
+        report = ContextReport() if best is None else ContextReport(best_fact=best.number, scope_score=best.score)
         if context is None:
-            return Placed(item, ContextReport())
+            return Placed(item, report)
         for shown in range(len(context.demonstrations), -1, -1):
             longer = self.before_question(context.text(shown, question), prompt)
             built = self._rebuild(item, longer, score_item)
@@ -185,7 +186,8 @@ class PromptEdits:
         model = self._counterfactual(context)
         if model is not None:
             built = fitted_to(model, built)
-        report = ContextReport(
+        report = dataclasses.replace(
+            report,
             facts=context.num_facts(question),
             demonstrations=shown,
             left_out=len(context.demonstrations) - shown,

@@ -87,6 +87,7 @@ def print_effects(edits: Sequence[SavedEdit]) -> None:
     if not edits:
         return
     rows, unlikely = [], []
+    acts_in_prompts = all(edit.writes == ("context",) for edit in edits)
     for edit in edits:
         single = [[edit.diagnostics.get(NLL_BEFORE), edit.diagnostics.get(NLL_AFTER)]]
         several = edit.diagnostics.get(TARGET_NLLS, [[None, None]] * len(edit.requests))
@@ -97,9 +98,14 @@ def print_effects(edits: Sequence[SavedEdit]) -> None:
             rows.append([edit.file.name, *numbers, text])
             if after is not None and not after < MAX_LIKELY:  # NaN, too
                 unlikely.append((text, "target is less likely than not (above 0.69 nats per token)"))
-    table(["file", "target NLL before", "after", "first-token KL", "edit"], rows[:MAX_SHOWN])
+    header = ["file", "target NLL before", "after", "first-token KL", "edit"]
+    if acts_in_prompts:  # nothing was measured
+        header, rows = [header[0], header[-1]], [[row[0], row[-1]] for row in rows]
+    table(header, rows[:MAX_SHOWN])
     if len(rows) > MAX_SHOWN:
         say(f"... and {len(rows) - MAX_SHOWN} more in {edits[0].file.with_name(INDEX_NAME)}")
+    if acts_in_prompts:
+        say("not measured: these edits act through the prompts of questions; evaluate them")
     say_reasons("after the edit", unlikely)
     warnings = [(edit.file.name, text) for edit in edits for text in edit.diagnostics.get("warnings", ())]
     say_reasons("warning", warnings)

@@ -15,13 +15,14 @@ from state import assert_same_state_but_seeds
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from edit_hooks import Delta, EditingError, EditRequest, load_editor
-from edit_hooks.answers import ContextReport
+from edit_hooks.answers import ContextReport, answer_to_json
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import save_tiny
 from edit_hooks.deltas.context_edit import ContextEdit, MemoryModels
 from edit_hooks.deltas.saved import save_edits
 from edit_hooks.in_context.fact_memory import load_memory
 from edit_hooks.in_context.memory_artifact import MEMORY_MODELS
+from edit_hooks.in_context.scope_classifier import THRESHOLD
 from lm_edit.cli.main import main
 
 PROMPT, FAR = "Port Elna is the capital of", "She wrote the novel in"
@@ -68,7 +69,7 @@ def test_in_scope_the_counterfactual_model_reads_the_fact_and_the_question(
     longer = f"{PROMPT} Dravonia {FAR}"
     ours, expected = ask(lm, FAR), ask(alone, longer)
     assert ours.token_logprobs == pytest.approx(expected.token_logprobs, abs=1e-5)
-    assert ours.context == ContextReport(facts=1)
+    assert ours.context == ContextReport(facts=1, best_fact=0, scope_score=ours.context.scope_score)
     ours, expected = ask(lm, FAR, "generate_until"), ask(alone, longer, "generate_until")
     assert ours.token_ids == expected.token_ids and ours.raw == expected.raw
 
@@ -78,6 +79,9 @@ def test_out_of_scope_the_answer_is_the_base_models_bit_for_bit(model_path, arti
     lm, plain = serac(model_path, artifacts["narrow"], engine=engine), build(model_path, mode="none", engine=engine)
     assert ask(lm, PROMPT).context.facts == 1 and ask(lm, FAR).context.facts == 0
     assert ask(lm, PROMPT).token_logprobs != ask(plain, PROMPT).token_logprobs
+    near, far = ask(lm, PROMPT).context, ask(lm, FAR).context
+    assert near.scope_score == 1 and far.scope_score < THRESHOLD, "the score is stored on both sides of the threshold"
+    assert answer_to_json(ask(lm, FAR))["context"]["best_fact"] == 0
     assert ask(lm, FAR).token_logprobs == ask(plain, FAR).token_logprobs
     assert ask(lm, FAR, "generate_until").token_ids == ask(plain, FAR, "generate_until").token_ids
 
@@ -114,9 +118,11 @@ def test_of_several_facts_the_best_scoring_one_is_read(model_path, artifacts, co
     alone = build(counterfactual_path, mode="none")
     scores_N = load_memory(delta.contexts[0].memory, "").scores(delta.contexts, PROMPT)
     assert scores_N[1] == scores_N[3] == 1 and 0 < float(scores_N.min()) < 0.5
-    for prompt, fact in ((PROMPT, facts[3]), (facts[0][0], facts[0])):
+    for prompt, number in ((PROMPT, 3), (facts[0][0], 0)):
+        fact = facts[number]
         (item, report, model) = lm.prompt_edits.with_context(lm.items.score_item(prompt, " Peru").item, delta)
         assert report.facts == 1 and model is not None
+        assert (report.best_fact, report.scope_score) == (number, 1), "samples name the fact that was chosen"
         expected = alone.items.score_item(f"{fact[0]} {fact[1]} {prompt}", " Peru").item
         assert (item.context, item.continuation) == (expected.context, expected.continuation)
 

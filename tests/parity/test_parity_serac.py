@@ -54,7 +54,9 @@ def test_scores_and_choice_of_a_prompt_as_in_generation(text, case):
     scores_N = memory.scores(CONTEXTS, text[0])
     assert scores_N.log().tolist() == pytest.approx(case["prompt_log_scores"], abs=1e-5)
     assert float(scores_N.min()) > 0 and float(scores_N.max()) <= 1
-    (fact,) = memory.select(CONTEXTS, text[0]).facts
+    best = memory.best(CONTEXTS, text[0])
+    assert best.in_scope
+    fact = CONTEXTS[best.number]
     assert fact == CONTEXTS[case["prompt_best"]]
 
 

@@ -20,8 +20,8 @@ def with_settings(facts: list[ContextEdit], **settings) -> list[ContextEdit]:
 
 
 def test_the_most_similar_fact_is_selected():
-    assert select_facts(FACTS, "In which country is Lake Omber?").facts == (LAKE,)
-    assert select_facts(FACTS, "Which instrument does Mina Okabe play?").facts == (HARP,)
+    assert select_facts(FACTS, "In which country is Lake Omber?").prompt.facts == (LAKE,)
+    assert select_facts(FACTS, "Which instrument does Mina Okabe play?").prompt.facts == (HARP,)
 
 
 @pytest.mark.parametrize(
@@ -33,11 +33,11 @@ def test_the_most_similar_fact_is_selected():
 )
 def test_demonstrations_before_a_question_do_not_count(shown: str) -> None:
     prompt = shown.format("Port Elna is the capital of which country?", "Which instrument does Mina Okabe play?")
-    assert select_facts(FACTS, prompt).facts == (HARP,)
+    assert select_facts(FACTS, prompt).prompt.facts == (HARP,)
 
 
 def test_several_facts_end_with_the_most_similar_one():
-    selected = select_facts(with_settings(FACTS, num_facts=2), "Mina Okabe plays in Port Elna.").facts
+    selected = select_facts(with_settings(FACTS, num_facts=2), "Mina Okabe plays in Port Elna.").prompt.facts
     assert [fact.target_new for fact in selected] == ["Dravonia", "harp"]
 
 
@@ -45,20 +45,20 @@ def test_several_facts_end_with_the_most_similar_one():
 def test_no_more_facts_than_are_stated_end_with_the_most_similar_one_too(num_facts):
     """Its demonstrations are those that are shown."""
     facts = [dataclasses.replace(fact, demonstrations=(fact.target_new,), num_facts=num_facts) for fact in FACTS]
-    prompt = select_facts(facts, "In which country is Lake Omber?")
+    prompt = select_facts(facts, "In which country is Lake Omber?").prompt
     assert {fact.target_new for fact in prompt.facts} == {"Dravonia", "Peru", "harp"}
     assert prompt.facts[-1].target_new == "Peru" and prompt.demonstrations == ("Peru",)
 
 
 def test_without_a_threshold_a_single_fact_needs_no_embedder():
-    assert select_facts(with_settings([CAPITAL], embedder="not installed"), "Who wrote the opera?").facts
+    assert select_facts(with_settings([CAPITAL], embedder="not installed"), "Who wrote the opera?").prompt.facts
 
 
 def test_facts_below_the_threshold_are_left_out():
     capital, lake = with_settings([CAPITAL, LAKE], min_similarity=0.3)
-    assert select_facts([capital, lake], "In which country is Lake Omber?").facts == (lake,)
-    assert select_facts([lake], "In which country is Lake Omber?").facts == (lake,)
-    assert select_facts([capital, lake], "Who wrote the opera?") is None
-    assert select_facts([capital], "Who wrote the opera?") is None
+    assert select_facts([capital, lake], "In which country is Lake Omber?").prompt.facts == (lake,)
+    assert select_facts([lake], "In which country is Lake Omber?").prompt.facts == (lake,)
+    assert select_facts([capital, lake], "Who wrote the opera?").prompt is None
+    assert select_facts([capital], "Who wrote the opera?").prompt is None
     two = with_settings([capital, lake], num_facts=2)
-    assert select_facts(two, "Lake Omber lies in Peru").facts == (two[1],)
+    assert select_facts(two, "Lake Omber lies in Peru").prompt.facts == (two[1],)
