@@ -188,13 +188,21 @@ def _print_trials(outcome: Outcome, model: nn.Module, editor: str) -> None:
     from edit_hooks.base.registry import load_editor
 
     rows = []
+    own = _own_settings(editor, outcome.first, model)
     for trial in outcome.trials:
         layers = load_editor(editor, trial.settings).default_config(model).layers
         changes = [f"{name}:{value}" for name, value in trial.settings.items() if name not in ("seed", "layers")]
-        note = "failed: " + trial.error if trial.error else "as shipped" if trial.settings == outcome.first else ""
+        note = "failed: " + trial.error if trial.error else own if trial.settings == outcome.first else ""
         rows.append([str(layers), *_value_cells(trial), "; ".join(changes) or "-", note])
     rows.append(["-", *_value_cells(outcome.unedited), "-", "unedited"])
     table(("layers", "score", *COLUMNS, "margin", "facts", "settings", ""), rows)
+
+
+def _own_settings(editor: str, settings: Mapping[str, Any], model: nn.Module) -> str:
+    """What the editor's own settings are for a model."""
+    from edit_hooks.base.registry import load_editor
+
+    return "as shipped" if load_editor(editor, settings).settings_origin(model).shipped else "at its defaults"
 
 
 def _value_cells(trial: Trial) -> list[str]:

@@ -77,20 +77,36 @@ def step_of(editor: str, model: nn.Module, shared: Mapping[str, Any], vary: Mapp
     ``None`` for an editor without one, where ``vary`` or ``shared`` names its values, and where the editor refuses
     other ones, as with a trained hyper-network.
     """
+    named = _step_to_vary(editor, model, shared, vary)
+    if named is None or not _accepts_step(editor, model, shared, *named):
+        return None
+    name, size = named
+    place = {"layers": vary["layers"][0]} if "layers" in vary else load_editor(editor, shared).layer_settings(model)
+    settings = _with_settings(editor, shared, place)
+    return Step(name, size, lambda size: _with_setting(editor, settings, name, size))
+
+
+def refused_step(
+    editor: str, model: nn.Module, shared: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]
+) -> tuple[str, float] | None:
+    """Name and size of a step to which the editor's other settings hold it, as a trained hyper-network does."""
+    named = _step_to_vary(editor, model, shared, vary)
+    return None if named is None or _accepts_step(editor, model, shared, *named) else named
+
+
+def _step_to_vary(
+    editor: str, model: nn.Module, shared: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]
+) -> tuple[str, float] | None:
+    """Name and size of the editor's step, unless its values are named."""
     if {*vary, *fixed_settings(shared, vary)} & set(STEP_SETTINGS):
         return None
-    loaded = load_editor(editor, shared)
-    config = loaded.default_config(model)
+    config = load_editor(editor, shared).default_config(model)
     sizes = ((name, _get_setting(config, name)) for name in STEP_SETTINGS)
-    found = next(((name, size) for name, size in sizes if size is not None), None)
-    if found is None:
-        return None
-    name, size = found
-    place = {"layers": vary["layers"][0]} if "layers" in vary else loaded.layer_settings(model)
-    settings = _with_settings(editor, shared, place)
-    if not _accepts(editor, model, _with_setting(editor, shared, name, scaled(size, STEP_FACTORS[0]))):
-        return None
-    return Step(name, size, lambda size: _with_setting(editor, settings, name, size))
+    return next(((name, size) for name, size in sizes if size is not None), None)
+
+
+def _accepts_step(editor: str, model: nn.Module, shared: Mapping[str, Any], name: str, size: float) -> bool:
+    return _accepts(editor, model, _with_setting(editor, shared, name, scaled(size, STEP_FACTORS[0])))
 
 
 def fixed_settings(shared: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> list[str]:
@@ -105,7 +121,7 @@ def sample_candidates(
 ) -> list[dict[str, Any]]:
     """The first ``keep`` candidates and a random choice of the others, ``num`` in all; all of them for ``None``.
 
-    Of more than ``num`` to keep the last ones stay: the step found comes after the settings as shipped.
+    Of more than ``num`` to keep the last ones stay: the step found comes after the editor's own settings.
     """
     if num is None or num >= len(candidates):
         return list(candidates)

@@ -11,7 +11,7 @@ no longer held out: evaluate the result on others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from edit_hooks.request import require_subjects
 from edit_hooks.store.store import Store
 from edit_hooks.utils.durations import spell_duration
 from edit_hooks.utils.errors import EditingError
-from lm_edit.tuning.candidates import make_candidates, sample_candidates, step_of
+from lm_edit.tuning.candidates import make_candidates, refused_step, sample_candidates, step_of
 from lm_edit.tuning.steps import MAX_STEP_SIZES, StepSearch, find_step
 from lm_edit.tuning.trials import Trial, TrialRunner
 from lm_eval_tasks.common.cases import Case
@@ -51,7 +51,7 @@ class Outcome:
     known: list[Case]
     step: StepSearch | None
     num_without_paraphrases: int
-    first: dict[str, Any] = field(default_factory=dict)  # settings of the first candidate, as shipped
+    first: dict[str, Any] = field(default_factory=dict)  # settings of the first candidate, the editor's own
 
     @property
     def found(self) -> bool:
@@ -80,7 +80,8 @@ def search(
         shared: settings of every candidate.
         vary: setting -> values, see :func:`~lm_edit.tuning.candidates.make_candidates`.
         cases: held-out facts with their questions.
-        num: most candidates: as shipped and with the step found, then a random choice; of one candidate, the latter.
+        num: most candidates: the editor's own settings and those with the step found, then a random choice; of one
+            candidate, the latter.
         halving: drop the worse half twice on the way; otherwise every candidate runs on every fact.
         announce: receives the bound on the edits before the first one, and the expected time after it.
 
@@ -105,7 +106,9 @@ def search(
             "use other facts (--skip, or another --edits)."
         )
     step = step_of(editor, inner, shared, vary)
-    most = len(candidates) + (step is not None)  # around another size none of them is as shipped
+    for note in _not_searched(editor, inner, shared, vary, len(candidates)):
+        announce(note)
+    most = len(candidates) + (step is not None)  # around another size none of them is the editor's own
     rounds = plan_rounds(most if num is None else min(most, num), len(unknown), halving)
     num_edits = sum(item.num_trials * (item.stop - item.start) for item in rounds)
     num_step_edits = MAX_STEP_SIZES * min(MIN_FACTS, len(unknown)) if step else 0
@@ -127,11 +130,22 @@ def search(
                 outcome.trials = sorted(outcome.step.trials, key=lambda trial: trial.rank, reverse=True)
                 return outcome
             around = make_candidates(editor, inner, shared, vary, outcome.step.size)
-            # As shipped, and with the step found, unless the two are one.
+            # The editor's own settings, and those with the step found, unless the two are one.
             keep = 1 + (step.with_size(outcome.step.size) in around)
             candidates = sample_candidates(around, num, seed, keep)
         outcome.trials = tune(runner, candidates, unknown, halving=halving, progress=bar.update)
     return outcome
+
+
+def _not_searched(
+    editor: str, model: nn.Module, shared: Mapping[str, Any], vary: Mapping[str, Sequence[Any]], num: int
+) -> Iterator[str]:
+    """Sentences about a step that the editor's other settings fix, and about a search among one candidate."""
+    if (refused := refused_step(editor, model, shared, vary)) is not None:
+        name, size = refused
+        yield f"{name} is not searched: the other settings fix it at {size:g}"
+        if num == 1:
+            yield "one candidate is left, so the score below is all; --vary adds others"
 
 
 def tune(

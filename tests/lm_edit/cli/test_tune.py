@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 import yaml
 from command_line import printed_lines, run_verb, split_cells
+from mend_runs import trainer
+from model_shapes import MODELS, model_like
 from record_files import write_jsonl
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from tuning_cases import CASES, start_at
 
 from edit_hooks import load_editor
 from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, build_model
 from edit_hooks.lm.options import EditingOptions
 from lm_edit.cli.main import main
+from lm_edit.cli.tune import _own_settings
 from lm_edit.tuning.trials import FactScore
 from lm_eval_tasks.common.cases import Case
 
@@ -43,7 +47,7 @@ def test_a_search_prints_a_table(run, tmp_path, capsys):
     assert header.split()[:6] == ["layers", "score", "efficacy", "paraphrase", "neighborhood", "stability"]
     rows = [split_cells(line) for line in lines[:4]]
     assert all(re.fullmatch(r"\[\d\]", row[0]) for row in rows)
-    assert any("as shipped" in line for line in lines[:4])
+    assert any(line.endswith("at its defaults") for line in lines[:4]), "nothing is shipped for a tiny model"
     assert lines[4].endswith("unedited") and split_cells(lines[4])[:2] == ["-", "0.000"]
     best = float(rows[0][1])
     assert (code, out.exists()) == ((0, True) if best > 0 else (1, False))  # a random model may learn nothing at all
@@ -142,6 +146,25 @@ def test_layers_and_a_step_in_editor_args_are_not_searched(tune_file, capsys):
     said, bound, _, header, row, *_ = printed_lines(capsys)
     assert (said, bound) == ("as in --editor-args, not searched: layers, lr", "at most 1 edits")
     assert header.startswith("layers") and row.startswith("[1]") and "lr:0.01; num_steps:1" in row
+
+
+def test_own_settings_are_named_by_their_origin():
+    """They were "as shipped" for models for which nothing is."""
+    shipped, other = model_like(MODELS["gpt2-xl"]), build_model("llama")
+    assert _own_settings("rome", {}, shipped) == "as shipped"
+    assert _own_settings("rome", {}, other) == "at its defaults"
+
+
+def test_a_trained_network_leaves_nothing_to_search_and_a_line_says_so(tune_file, tiny_path, tmp_path, capsys):
+    model, tokenizer = (cls.from_pretrained(tiny_path("llama")) for cls in (AutoModelForCausalLM, AutoTokenizer))
+    trainer(model, tokenizer, tmp_path / "net", num_steps=1, validate_every=1, rank=2).run()
+    tune_file(CASES[:1], "mend", "--editor-args", f"artifact:{tmp_path / 'net'}")
+    printed = printed_lines(capsys)
+    assert printed[:3] == [
+        "edit_lr is not searched: the other settings fix it at 0.01",
+        "one candidate is left, so the score below is all; --vary adds others",
+        "at most 1 edits",
+    ]
 
 
 def test_the_step_that_was_found_is_said(tune_file, capsys, monkeypatch):
