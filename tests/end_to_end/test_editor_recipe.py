@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from package_copy import check_editors, copy_packages, insert, lm_edit, run_pyth
 from paths import ROOT
 from templates import TEMPLATES, copy_template
 
+from edit_hooks import EditingError, load_editor
 from edit_hooks.base import registry
 from edit_hooks.contract.tiny_models import save_tiny
 from lm_edit.cli.main import main
@@ -87,6 +89,27 @@ def test_a_class_in_the_working_folder_is_checked_without_installation(tmp_path:
     done = lm_edit(*words, path=ROOT, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed, 0 failed" in done.stdout
+
+
+def test_the_hook_editor_of_the_template_keeps_the_contract(tmp_path: Path) -> None:
+    folder = copy_template("editor", tmp_path, WORDS)
+    done = lm_edit("check-editor", "my_hook_editor:MyHookEditor", "--models", "llama,gpt2", path=ROOT, folder=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rows           ok     ok" in done.stdout and " 0 failed, 0 exempt" in done.stdout
+
+
+def test_an_installed_package_brings_its_kind_of_hooks(site: Path, tmp_path: Path) -> None:
+    """A saved edit names the kind alone, and is used where the editor is not."""
+    code = "from edit_hooks.deltas.hook_edit import kind_class; print(kind_class('my_hooks').__name__)"
+    done = run_python("-c", code, path=site, folder=tmp_path)
+    assert done.stdout.strip() == "MyHooks", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("settings", [{"lr": math.nan}, {"lr": 0.0}, {"num_steps": 0}])
+def test_settings_out_of_their_range_are_refused(importable: Path, settings: dict[str, float]) -> None:
+    (name,) = settings
+    with pytest.raises(EditingError, match=name):
+        load_editor("town_editor", settings).known_config()
 
 
 SETTINGS = """

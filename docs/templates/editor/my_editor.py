@@ -19,20 +19,15 @@ from edit_hooks import Delta, EditingError, EditJob, Editor, EditorConfig, EditR
 from edit_hooks.modeling.architectures import architecture_of, input_device
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.tokens import split_continuation
+from edit_hooks.utils.numbers import POSITIVE
 
 
 @dataclass(kw_only=True)
 class MyEditorConfig(EditorConfig):
     """Settings of MyEditor, beside those that every editor has (layers, seed, engine)."""
 
-    num_steps: int = config_field("Adam steps per edit", default=20)
-    lr: float = config_field("Adam learning rate", default=1e-3)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("num_steps", "lr"):
-            if getattr(self, name) <= 0:
-                raise EditingError(f"editor setting {name!r} is {getattr(self, name)!r}; a positive number is needed.")
+    num_steps: int = config_field("Adam steps per edit", within=POSITIVE, default=20)
+    lr: float = config_field("Adam learning rate", within=POSITIVE, default=1e-3)
 
 
 class MyEditor(Editor[MyEditorConfig]):
@@ -66,7 +61,7 @@ def _descend(job: EditJob[MyEditorConfig], requests: Sequence[EditRequest]) -> D
     losses: list[float] = []
     for _ in range(job.config.num_steps):
         patched = {name: (weight.float() + updates[name]).to(weight.dtype) for name, weight in weights.items()}
-        loss = torch.stack([_target_nll(job, request, patched) for request in requests]).mean()
+        loss = torch.stack([target_nll(job, request, patched) for request in requests]).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -77,9 +72,7 @@ def _descend(job: EditJob[MyEditorConfig], requests: Sequence[EditRequest]) -> D
     )
 
 
-def _target_nll(
-    job: EditJob[MyEditorConfig], request: EditRequest, weights: Mapping[str, torch.Tensor]
-) -> torch.Tensor:
+def target_nll(job: EditJob[MyEditorConfig], request: EditRequest, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Mean negative log-likelihood of the target's tokens under the patched weights, a scalar.
 
     The prompt and the target are encoded together, so that tokens are the same as at evaluation; a row runs alone, so

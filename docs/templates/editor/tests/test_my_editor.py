@@ -8,9 +8,10 @@ from edit_hooks.contract.runner import run_contract
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES
 
 
+@pytest.mark.parametrize("editor", ["my_editor:MyEditor", "my_hook_editor:MyHookEditor"])
 @pytest.mark.parametrize("model_type", ALL_MODEL_TYPES)
-def test_contract(model_type: str) -> None:
-    results = list(run_contract("my_editor:MyEditor", [model_type]))
+def test_contract(model_type: str, editor: str) -> None:
+    results = list(run_contract(editor, [model_type]))
     assert not [f"{result.check}: {result.reason}" for result in results if result.outcome == "failed"]
 
 
