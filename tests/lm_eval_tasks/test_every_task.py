@@ -221,4 +221,7 @@ def test_a_folder_explains_itself_and_has_a_row(folder: str) -> None:
     readme = (FOLDER / folder / "README.md").read_text(encoding="utf-8")
     assert [section for section in SECTIONS if f"\n## {section}\n" not in readme] == []
     assert "```bibtex" in readme and "\n## Changelog\n" in readme
-    assert f"[{folder}]({folder}/README.md)" in (FOLDER / "README.md").read_text(encoding="utf-8")
+    link = f"[{folder}]({folder}/README.md)"
+    row = f"| {link} | family | what it measures | protocols | paper |"
+    table = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert link in table, f"lm_eval_tasks/README.md has no row of this benchmark in its first table; add: {row}"
