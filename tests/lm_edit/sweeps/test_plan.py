@@ -371,8 +371,8 @@ def test_mistakes_are_named_with_their_line(
 @pytest.mark.parametrize(
     ("editor", "message"),
     [
-        ("mend", "run lm-edit train-mend"),
-        ("serac", "run lm-edit train-serac"),
+        ("mend", "run lm-edit train mend"),
+        ("serac", "run lm-edit train serac"),
         ("{editor: serac, editor_args: {artifact: missing}}", "no trained"),
         ("{editor: alphaedit, editor_args: {projectors: missing.safetensors}}", "there is no such file"),
         ("{editor: rect, editor_args: {base_settings: {second_moments: missing.txt}}}", "missing.txt"),
