@@ -286,7 +286,7 @@ LISTED = {
     for named, setting, ours, theirs in ROWS
     for editor in (TRAINING if named == "both" else [named.strip("`")])
 }
-LINES = dict(re.findall(r'^lm-edit train (\w+) --settings "(.*)" \.\.\.$', README, re.M))
+LINES = dict(re.findall(r'^lm-edit train (\w+) .*\\\n  --settings "(.*)"$', README, re.M))
 
 
 def training_settings(editor: str, name: str, **given: Any) -> dict[str, Any]:

@@ -376,7 +376,7 @@ tune --editor rome --edits bake --data BAKE --num-edits 2 --out full MODEL | is 
 tune --editor rome --edits bake --data BAKE --num-edits 2 --store a_file MODEL | a_file is a file
 tune --editor rome --edits request.jsonl MODEL | a case to tune on
 train mend --edits nowhere.jsonl --out o MODEL | no such file
-train mend --edits request.jsonl --out o MODEL | add some
+train mend --edits request.jsonl --out o MODEL | add edits
 train mend --edits bake --data BAKE --out a_file MODEL | a_file is not a folder
 train mend --edits bake --data BAKE --out o --validation-share 2 MODEL | '2' is not accepted
 train serac --edits bake HALVED --out o --settings classifier:minilm;counterfactual:full MODEL | its tokenizer
