@@ -73,9 +73,11 @@ def _run(args: argparse.Namespace) -> int:
     out = require_folder(args.out or Path(DEFAULT_OUT, plan.name), "the folder of the runs,")
     if args.status:
         return _print_states(grid, out)
+    if args.dry_run:  # a plan is shown before its files are there, and then what it lacks
+        state = _dry_run(args, plan, grid, out)
+        check_inputs(plan, grid.runs)
+        return state
     check_inputs(plan, grid.runs)
-    if args.dry_run:
-        return _dry_run(args, plan, grid, out)
     return _execute(args, plan, grid, out)
 
 
@@ -140,7 +142,7 @@ def _dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int
     known = f"to do: about {spell_duration(total)} one after another"
     unknown = f"{num_unknown} of unknown length"
     parts = [known] * bool(total or not num_unknown) + [unknown] * bool(num_unknown)
-    say(f"{len(rows)} runs; {', and '.join(parts)}")
+    say(f"{len(rows)} run{'s' * (len(rows) != 1)}; {', and '.join(parts)}")
     return 0
 
 
