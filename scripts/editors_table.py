@@ -186,8 +186,8 @@ def render(rows: Sequence[Row], groups: Mapping[str, str], finished: Finished) -
 
 def _cost(records: Sequence[Mapping[str, Any]]) -> str:
     """The number of runs by device, and the processor time of those on a CPU."""
-    on_gpu = [record["device"]["name"] for record in records if record.get("device", {}).get("type", "cpu") != "cpu"]
-    on_cpu = [record for record in records if record.get("device", {}).get("type", "cpu") == "cpu"]
+    on_gpu = [name for record in records if (name := _gpu_of(record)) is not None]
+    on_cpu = [record for record in records if _gpu_of(record) is None]
     costs = [record["cpu_seconds"] for record in on_cpu if record["cpu_seconds"] is not None]
     unknown = f", {len(on_cpu) - len(costs)} of unknown cost not counted" if len(costs) < len(on_cpu) else ""
     time = f"{sum(costs) / 3600:.1f} hours of processor time{unknown}"
@@ -196,6 +196,12 @@ def _cost(records: Sequence[Mapping[str, Any]]) -> str:
     counts = ", ".join(f"{on_gpu.count(name)} on a GPU ({name})" for name in sorted(set(on_gpu)))
     made = f"{len(on_cpu)} were made on a CPU and took {time}; {counts}"
     return f"Of the {len(records)} runs behind these tables, {made}."
+
+
+def _gpu_of(record: Mapping[str, Any]) -> str | None:
+    """The GPU that computed a run; records of before devices were kept are of a CPU, which has no name."""
+    name: str | None = record.get("device", {}).get("name")
+    return name
 
 
 def _render_row(

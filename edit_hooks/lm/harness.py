@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from edit_hooks.lm.complete_loading import CompleteLoading, require_complete_adapter
 from edit_hooks.lm.model_options import check_model_options
 from edit_hooks.lm.quantization import take_quantization
-from edit_hooks.modeling.positions import has_position_table, num_positions
+from edit_hooks.modeling.positions import Room, has_position_table, num_positions
 from edit_hooks.modeling.weights import keep_layout, refuse_compiled
 from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.logs import get_logger
@@ -138,10 +138,10 @@ class LateLoadingHFLM(HFLM):
             )
 
     @property
-    def has_full_length(self) -> bool:
-        """Whether no larger ``max_length`` is of use: the model has no more positions."""
+    def room(self) -> Room:
+        """The tokens of a prompt and its answer."""
         positions = num_positions(self.config)
-        return positions is not None and self.max_length >= positions
+        return Room(self.max_length, is_full=positions is not None and self.max_length >= positions)
 
     @property
     def quiet(self) -> bool:

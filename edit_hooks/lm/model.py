@@ -47,7 +47,7 @@ from edit_hooks.lm.options import FROM_PRETRAINED, EditingOptions, check_known_o
 from edit_hooks.lm.ordinary_tasks import OrdinaryTasks
 from edit_hooks.lm.prompt_edits import PromptEdits
 from edit_hooks.lm.quantization import QUANTIZATION_OPTIONS, check_quantization
-from edit_hooks.lm.questions import Room, read_questions, warn_of_questions, warn_of_shortened, with_cut
+from edit_hooks.lm.questions import read_questions, warn_of_questions, warn_of_shortened, with_cut
 from edit_hooks.lm.sessions import (
     AnswerJobsOn,
     Question,
@@ -231,16 +231,12 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         edited_answers = iter(self._answer_under_edits(with_edits, questions, answer_jobs) if with_edits else ())
         return [next(edited_answers if has_edit_requests(request) else stock_answers) for request in requests]
 
-    @property
-    def _room(self) -> Room:
-        return Room(self.max_length, self.has_full_length)
-
     def _read_questions(self, requests: Sequence[Instance]) -> list[Question | FailedAnswer]:
         """The questions of requests; the reason for one that this model cannot be asked."""
         in_prompts = "context" in (self._saved_edit or self.editor).writes and self.options.mode != "none"
         read = read_questions(requests, self.items, self.edit_context, in_prompts=in_prompts)
         if self.rank == 0:
-            warn_of_questions(read, self._room, fail_if_all=self.world_size == 1)
+            warn_of_questions(read, self.room, fail_if_all=self.world_size == 1)
             if self.options.makes_edits and not self.plan.groups:
                 questions = [question for question in read if isinstance(question, Question)]
                 edits = {edit.key: edit for question in questions for edit in question.requests}
@@ -260,7 +256,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         stays = self.options.load_edit is not None or self.plan.cumulative  # the weights, while questions are answered
         with self.engine.unedited_states_kept(question.item for question in questions if stays):
             answers = self.session.answer(questions, unedited, ask)
-        warn_of_shortened([answer.final for answer in answers], self._room, self.rank)
+        warn_of_shortened([answer.final for answer in answers], self.room, self.rank)
         edited = [self.session.requests_as_edited(question.requests) for question in questions]
         first = next((edits for edits, answer in zip(edited, answers, strict=True) if answer.edit), [])
         self._examples.record(requests[0], first, self.prompt_edits.is_chat(requests[0].args[0]))
@@ -327,7 +323,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         else:
             jobs = [(self.items.tokenized_item(*request), self._stock_edit) for request in requests]
             answers = self.prompt_edits.answer(jobs, self.engine.score, self.items.stock_score_item)
-            warn_of_shortened(answers, self._room, self.rank)
+            warn_of_shortened(answers, self.room, self.rank)
             pairs = [(answer.logprob, answer.is_greedy) for answer in answers]
         return counted_pairs(pairs, requests)
 
@@ -337,7 +333,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             return super().generate_until(requests, disable_tqdm=disable_tqdm)
         items = stock_items(self.items, requests, unwrapped(self.model))
         answers = self._generate([(item, self._stock_edit) for item in items])
-        warn_of_shortened(answers, self._room, self.rank)
+        warn_of_shortened(answers, self.room, self.rank)
         return [stock_text(self, item, answer) for item, answer in zip(items, answers, strict=True)]
 
     # -- questions of editing documents ------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from lm_eval.api.instance import Instance
 
@@ -22,6 +22,7 @@ from edit_hooks.inference.items import GenerateItem, StateItem
 from edit_hooks.lm.item_builder import ItemBuilder
 from edit_hooks.lm.sessions import Question
 from edit_hooks.lm.unusable import warn_of_unusable
+from edit_hooks.modeling.positions import Room
 from edit_hooks.prompt_context import PromptContext
 from edit_hooks.request import EditRequest, InTurn, RequestGroup, require_compatible
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
@@ -106,22 +107,6 @@ def with_cut(answer: EditedAnswer, question: Question) -> EditedAnswer:
     if not question.cut or not isinstance(final, (ScoredContinuation, GeneratedText)) or final.context is not None:
         return answer
     return dataclasses.replace(answer, final=dataclasses.replace(final, context=ContextReport(cut=True)))
-
-
-class Room(NamedTuple):
-    """The tokens of a prompt and its answer.
-
-    Attributes:
-        max_length: their largest number.
-        is_full: whether the model has no more positions, so that no larger number is of use.
-    """
-
-    max_length: int
-    is_full: bool
-
-    def remedy(self, other: str) -> str:
-        """What to do about prompts that do not fit, besides something else."""
-        return f"{other} (the model has no more positions)" if self.is_full else f"a larger max_length, or {other}"
 
 
 def warn_of_questions(questions: Sequence[Question | FailedAnswer], room: Room, *, fail_if_all: bool) -> None:

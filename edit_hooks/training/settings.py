@@ -25,7 +25,7 @@ class TrainingSettings(EditorConfig):
 
     batch_size: int = config_field("edits that share the passes of the model", within=POSITIVE, default=8)
     num_steps: int = config_field(
-        "optimizer steps at most, each of accumulate batches; a finished run goes on if it is raised",
+        "optimizer steps at most, each of accumulate batches; raise it to resume a finished run",
         within=POSITIVE,
         default=10000,
     )

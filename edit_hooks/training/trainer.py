@@ -232,8 +232,8 @@ class Trainer(abc.ABC, Generic[ConfigT]):
         terms = f"of the edit {best['edit']:.4f} and of locality {best['locality']:.4f}"
         return (
             f"the artifact in {self.out} is worse than no edit: its validation loss, {best['loss']:.4f} ({terms}), is "
-            f"not below that of the unedited model, {unedited['loss']:.4f}. Raise num_steps, which goes on with this "
-            f"run, or change {self.rates}, c_edit or c_loc in a new folder."
+            f"not below that of the unedited model, {unedited['loss']:.4f}. Raise num_steps to resume this run, "
+            f"or change {self.rates}, c_edit or c_loc in a new folder."
         )
 
     def _train_to_validation(self, bar: tqdm[Any]) -> None:

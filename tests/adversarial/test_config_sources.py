@@ -279,12 +279,12 @@ def test_every_source_of_the_demo_that_names_another_file_is_checked() -> None:
 
 README = (ROOT / "edit_hooks/README.md").read_text(encoding="utf-8").partition("### Trainings of the releases")[2]
 TRAINED_FILES = [(editor, name) for editor, files in TRAINING.items() for name in files if name != "all"]
-ROWS = re.findall(r"^\| (`\w+`|both) \| `(\w+)` \| `(.*?)` \| `(.*?)` \|", README, re.M)
+ROWS = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| `(\w+)` \| `(.*?)` \| `(.*?)` \|", README, re.M)
 # (editor, setting) -> our value and that of the source, as the README gives them
 LISTED = {
     (editor, setting): (ours, theirs)
-    for named, setting, ours, theirs in ROWS
-    for editor in (TRAINING if named == "both" else [named.strip("`")])
+    for editors, setting, ours, theirs in ROWS
+    for editor in re.findall(r"\w+", editors)
 }
 LINES = dict(re.findall(r'^lm-edit train (\w+) .*\\\n  --settings "(.*)"$', README, re.M))
 

@@ -95,8 +95,9 @@ def test_a_refused_option_is_refused_before_loading(no_weights: None, model_path
 def test_harmless_values_of_refused_options_are_accepted(model_path: str) -> None:
     default = inspect.signature(HFLM).parameters
     for name in REFUSED_VALUES:
-        build(model_path, mode="none", **{name: default[name].default})
-    build(model_path, mode="none", softmax_dtype="float32", use_fast_tokenizer="True", truncation="False")
+        assert build(model_path, mode="none", **{name: default[name].default}).options.mode == "none"
+    texts = {"softmax_dtype": "float32", "use_fast_tokenizer": "True", "truncation": "False"}
+    assert build(model_path, mode="none", **texts).options.mode == "none"
 
 
 # -- honored options ---------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from edit_hooks.modeling.identity import model_identity
 from edit_hooks.store.store import Store
 
 DEVICE = torch.device("cuda", 0)
+# CI has no GPU; devices are pretended in tests/contract/test_*_devices.py.
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 ON_THE_MODEL = [name for name in EDITORS if editor_class(name).writes != ("context",)]

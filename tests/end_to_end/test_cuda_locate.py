@@ -18,6 +18,7 @@ from lm_edit.tuning.search import tune
 from lm_edit.tuning.trials import TrialRunner
 from lm_eval_tasks.common.cases import Case, Question
 
+# CI has no GPU; devices are pretended in tests/contract/test_*_devices.py.
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 FACTS = [EditRequest(**request) for request in REQUESTS]
 

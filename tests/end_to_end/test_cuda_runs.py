@@ -20,6 +20,7 @@ from edit_hooks.base.editor import Editor
 from edit_hooks.contract.tiny_models import save_tiny
 
 DEVICE = "cuda"
+# CI has no GPU; devices are pretended in tests/contract/test_*_devices.py.
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 MODES: dict[str, dict[str, Any]] = {

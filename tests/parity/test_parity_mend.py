@@ -17,6 +17,7 @@ from edit_hooks import Delta, load_editor
 from edit_hooks.editors.mend import MENDConfig, edited_shapes
 from edit_hooks.gradient.artifact import save_network
 from edit_hooks.gradient.hypernetwork import HyperNetwork
+from edit_hooks.modeling.architectures import is_transposed
 from edit_hooks.modeling.identity import model_identity
 from edit_hooks.training.edit_data import EditExample, NumberedExample
 from edit_hooks.training.mend_config import ARTIFACT_SETTINGS, TrainingConfig
@@ -89,7 +90,8 @@ def test_mend_gives_the_updates_of_the_release(model_name, name, engine, golden_
     (delta,) = edit(network, loaded, described, tmp_path, engine=engine)
     assert delta.weights().keys() == case["norms"].keys()
     for weight, update in delta.weights().items():
-        update = (update.T if model_name == "tiny-gpt2" else update).double()  # Conv1D stores [in, out]
+        module = loaded[0].get_submodule(weight.removesuffix(".weight"))
+        update = (update.T if is_transposed(module) else update).double()
         for side, ours in (("out", update @ probe(update.shape[1])), ("in", probe(update.shape[0]) @ update)):
             error = relative_error(ours, tensors[f"{weight}.{side}"])
             assert error < UPDATE_BOUND, f"{model_name} {name} {weight} {side} off by {error:.1e}"

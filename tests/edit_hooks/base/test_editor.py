@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from broken_editors import Sound
 
 from edit_hooks import Delta, EditingError, EditJob, EditRequest, load_editor
 from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.contract.subject import EDIT_REQUESTS, contract_settings, tiny_model, tiny_tokenizer
 from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER
+from edit_hooks.deltas.delta import Factor
 from edit_hooks.editors.ft_m import FTConfig
 from edit_hooks.utils.errors import UnusableRequestError
 
@@ -42,6 +44,17 @@ def test_a_wrong_number_or_kind_of_deltas_is_an_error(value: object, joint: bool
     with pytest.raises(EditingError) as error:
         editor.edit(model, tokenizer, EDIT_REQUESTS[:2], joint=joint)
     assert str(error.value).startswith(f"editor 'Returns': {message}")
+
+
+def test_the_factors_of_an_edit_are_contiguous_as_those_of_a_loaded_one() -> None:
+    """A GPU multiplies strided ones by other kernels, so that a saved edit had other last bits than before."""
+    left_DE, right_FE = torch.randn(2, 4).T, torch.randn(2, 6).T
+    editor = Returns(contract_settings(Sound))
+    editor.value = [Delta(factors={"module": Factor(left_DE, right_FE)})]
+    (delta,) = editor.edit(tiny_model("gpt2"), tiny_tokenizer(NATURAL_TOKENIZER["gpt2"]), EDIT_REQUESTS[:1])
+    factor = delta.factors["module"]
+    assert factor.left.is_contiguous() and factor.right.is_contiguous()
+    assert torch.equal(factor.left, left_DE) and torch.equal(factor.right, right_FE)
 
 
 def test_the_first_edit_counts_the_tokens_of_sampled_contexts() -> None:

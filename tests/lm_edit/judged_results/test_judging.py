@@ -169,7 +169,8 @@ def test_an_interrupt_while_writing_leaves_no_file(
         assert files(tmp_path / "judged") == {}
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="a process is killed between two steps")
+# Without fork (Windows) no process can be killed between two steps.
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.parametrize(
     ("step", "number", "options", "written"),
     [

@@ -477,7 +477,7 @@ def test_runs_with_other_options_are_no_seeds_of_one_row():
 
 
 def test_an_editor_with_a_label_has_it_as_its_name():
-    """The name of an editor in a plan; two rows of one label are told apart by their editors and settings."""
+    """The name of an editor in a plan; rows with the same one are distinguished by editor and settings."""
     own = frames(es(my_editor=[1] * 8), editor_label="mine")
     assert set(rows_of(board(own, frames(es(memit=[0] * 8))))) == {"mine", "memit"}
     same = frames(es(memit=[0] * 8), editor_label="mine")
