@@ -90,7 +90,7 @@ def test_engines_make_the_same_edits(editor: str, dtype: torch.dtype) -> None:
 
 @each_dtype
 @pytest.mark.parametrize("editor", ON_THE_MODEL)
-def test_a_stream_goes_on_from_the_store(editor: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_a_stream_resumes_from_the_store(editor: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Bit for bit as one that was not interrupted; loaded steps come from the CPU."""
     subject = subject_of(editor, "llama", dtype, DEVICE)
     size = 2 if subject.capabilities.supports_joint else 1
