@@ -22,7 +22,7 @@ from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_width, target_
 from edit_hooks.memory.codebook import distances
 from edit_hooks.memory.steps import settings_of_sum
 from edit_hooks.modeling.hooks import Registration, hooks, on_output, record_at
-from edit_hooks.modeling.tensors import at_least_float32
+from edit_hooks.modeling.tensors import at_least_float32, in_widest_type
 from edit_hooks.utils.errors import EditingError
 
 PREFIX = "block/"  # of the adapters' tensor names in saved edits
@@ -38,7 +38,8 @@ class Adapter(NamedTuple):
 
     def output(self, x_RTF: torch.Tensor) -> torch.Tensor:
         """The update's output [R, T, D], to be added to the map's; at least float32."""
-        return at_least_float32(x_RTF) @ self.up_KF.mT @ self.down_DK.mT
+        x_RTF, up_KF, down_DK = in_widest_type(x_RTF, self.up_KF, self.down_DK)
+        return x_RTF @ up_KF.mT @ down_DK.mT
 
 
 class Point(NamedTuple):

@@ -21,7 +21,7 @@ from edit_hooks.deltas.forward_context import ForwardContext
 from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_width, target_module
 from edit_hooks.memory.steps import settings_of_sum
 from edit_hooks.modeling.architectures import weight_of
-from edit_hooks.modeling.tensors import at_least_float32
+from edit_hooks.modeling.tensors import in_widest_type
 
 Replacement = Literal["replace_last", "replace_prompt", "replace_all"]
 Query = Literal["prefill", "every_step"]
@@ -46,9 +46,8 @@ def replaced_positions(replacement: Replacement, context: ForwardContext) -> tor
 
 def distances(query_QF: torch.Tensor, keys_NF: torch.Tensor) -> torch.Tensor:
     """Euclidean distances [Q, N] in at least float32, from differences: exactly zero for equal vectors."""
-    return torch.cdist(
-        at_least_float32(query_QF), at_least_float32(keys_NF), compute_mode="donot_use_mm_for_euclid_dist"
-    )
+    query_QF, keys_NF = in_widest_type(query_QF, keys_NF)
+    return torch.cdist(query_QF, keys_NF, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def same_prompt_distance(chosen: float, model: PreTrainedModel) -> float:

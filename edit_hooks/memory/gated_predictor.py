@@ -21,7 +21,7 @@ from torch import nn
 from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_width, target_module
 from edit_hooks.memory.steps import settings_of_sum
 from edit_hooks.modeling.architectures import weight_of
-from edit_hooks.modeling.tensors import at_least_float32
+from edit_hooks.modeling.tensors import in_widest_type
 
 KIND = "gated_predictor"
 
@@ -36,11 +36,13 @@ class GatedPredictor(NamedTuple):
 
     def gate(self, query_QF: torch.Tensor) -> torch.Tensor:
         """The gate [Q] in (0, 1); with stacked parameters, query e goes through those of edit e."""
-        return torch.sigmoid((query_QF * self.gate_weight).sum(-1) + self.gate_bias)
+        query_QF, weight, bias = in_widest_type(query_QF, self.gate_weight, self.gate_bias)
+        return torch.sigmoid((query_QF * weight).sum(-1) + bias)
 
     def value(self, query_QF: torch.Tensor) -> torch.Tensor:
         """The predicted output [Q, D]; stacked parameters as in :meth:`gate`."""
-        return (query_QF[:, None] @ self.weight.mT)[:, 0] + self.bias
+        query_QF, weight, bias = in_widest_type(query_QF, self.weight, self.bias)
+        return (query_QF[:, None] @ weight.mT)[:, 0] + bias
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> GatedPredictor:
         """Apply a function to every tensor."""
@@ -115,7 +117,7 @@ class GatedPredictorHooks(HookKind):
         """Whether each query's gate reaches the threshold [Q], and the values [H, D] of those that do."""
         # The predictor is as large as the map, and a prompt needs it once: it is moved on use.
         move = _mover(query_QF.device)
-        predictor, query_QF = self._predictors[index], at_least_float32(query_QF)
+        predictor = self._predictors[index]
         gate = predictor._replace(gate_weight=move(predictor.gate_weight), gate_bias=move(predictor.gate_bias))
         is_hit_Q = gate.gate(query_QF) >= self.edits[index].settings["threshold"]
         if not is_hit_Q.any():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -125,3 +126,12 @@ def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
     Losses, norms and updates are never computed in half precision.
     """
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def in_widest_type(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors in the widest of their types, at least float32.
+
+    A saved edit can act on a model of another precision than the one it was made on.
+    """
+    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
+    return [tensor.to(dtype) for tensor in tensors]

@@ -124,6 +124,19 @@ def test_both_engines_make_the_same_edit(editor):
 
 
 @each_editor
+@pytest.mark.parametrize("made, applied", [(torch.float32, torch.float64), (torch.float64, torch.float32)])
+def test_an_edit_acts_on_a_model_of_another_precision(editor, made, applied):
+    """As a saved edit that is loaded with another ``dtype``; 1e-4 nats is float32's rounding over four blocks."""
+    request = EDIT_REQUESTS[0]
+    (delta,) = make(editor).edit(*loaded("llama", made), [request])
+    own, other = (nll(*loaded("llama", dtype), request, delta) for dtype in (made, applied))
+    unedited = nll(*loaded("llama", applied), request, None)
+    assert other == pytest.approx(own, abs=1e-4) and abs(other - unedited) > 0.1
+    item = (generate_item(loaded("llama")[1], request.text), delta)
+    assert texts(*loaded("llama", applied), [item]) == texts(*loaded("llama", made), [item])
+
+
+@each_editor
 def test_earlier_edits_of_a_stream_survive(editor):
     """The sum of the steps answers as the steps applied one after another, in any grouping."""
     model, tokenizer = loaded("llama")
