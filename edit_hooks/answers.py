@@ -35,8 +35,10 @@ class ContextReport:
         fact_cut: an edited fact, or between rounds the question, is not whole in what was left of the prompt, so the
             answer is none under the edit.
         rounds: rounds of sub-questions behind the answer, which then has no tokens that continue the prompt; 0 without.
-        best_fact, scope_score: index, in the order of the edits, of the fact that a memory with a scope classifier
-            (SERAC) scores highest for the question, and its score; also where it is too low. ``None`` for others.
+        best_fact: index, in the order of the edits, of the fact that fits the question best, also where it is not
+            stated because it does not fit well enough; ``None`` where there was nothing to choose.
+        scope_score, similarity: of this fact: the score of a memory's scope classifier (SERAC), or its cosine
+            similarity with the question (IKE, ICE); ``None`` where the other one decides.
     """
 
     facts: int = 0
@@ -47,6 +49,7 @@ class ContextReport:
     rounds: int = 0
     best_fact: int | None = None
     scope_score: float | None = None
+    similarity: float | None = None
 
 
 class LoglikelihoodPair(tuple[float, bool]):

@@ -239,7 +239,7 @@ def _nearest_records(request: EditRequest, pool: Pool, config: IKEConfig) -> Dem
         )
     generator = random.Random(f"{config.seed} {request.key}")
     candidates = [record.copy_demonstration() for record in pool.records]
-    nearest_first = most_similar(config.embedder, query_text(request), candidates, count)
+    nearest_first = [text.number for text in most_similar(config.embedder, query_text(request), candidates, count)]
     kinds = [kind for kind, size in zip(KINDS, _shares(count, config.ratio), strict=True) for _ in range(size)]
     generator.shuffle(kinds)
     texts = [
@@ -286,7 +286,8 @@ def _nearest_sentences(request: EditRequest, pool: Pool, config: IKEConfig) -> D
         ):
             kinds.append(kind)
             sentences.append(text)
-    nearest_first = most_similar(config.embedder, query_text(request), sentences, config.num_demonstrations or 0)
+    count = config.num_demonstrations or 0
+    nearest_first = [text.number for text in most_similar(config.embedder, query_text(request), sentences, count)]
     texts = [sentences[index] for index in nearest_first]
     return _with_diagnostics(texts, [kinds[index] for index in nearest_first], [index // 3 for index in nearest_first])
 

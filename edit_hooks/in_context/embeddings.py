@@ -13,6 +13,7 @@ import functools
 import importlib.util
 import zlib
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -49,21 +50,23 @@ class Embedder:
         return torch.stack([self._vectors[text] for text in texts])
 
 
-def most_similar(
-    name: str, query: str, texts: Sequence[str], count: int, min_similarity: float | None = None
-) -> list[int]:
-    """Indices of the ``count`` texts most similar to ``query``, the most similar first; ties go to the earlier text.
+class SimilarText(NamedTuple):
+    """A text by its number, and its cosine similarity with a query."""
+
+    number: int
+    similarity: float
+
+
+def most_similar(name: str, query: str, texts: Sequence[str], count: int) -> list[SimilarText]:
+    """The ``count`` texts most similar to ``query``, the most similar first; ties go to the earlier text.
 
     Args:
         name: of the embedder.
-        min_similarity: texts with a smaller cosine are excluded.
     """
     embedder = load_embedder(name)
     scores_N = embedder(texts) @ embedder([query])[0]
-    indices: list[int] = scores_N.argsort(descending=True, stable=True)[:count].tolist()
-    if min_similarity is None:
-        return indices
-    return [index for index in indices if scores_N[index] >= min_similarity]
+    nearest = scores_N.argsort(descending=True, stable=True)[:count]
+    return [SimilarText(*pair) for pair in zip(nearest.tolist(), scores_N[nearest].tolist(), strict=True)]
 
 
 def embed_words(texts: Sequence[str]) -> torch.Tensor:

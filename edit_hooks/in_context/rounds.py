@@ -108,6 +108,9 @@ class Dialogue:
     def _retrieve(self, question: str) -> str:
         """The fact most similar to a sub-question."""
         facts = [f"{fact.prompt} {fact.target_new}" for fact in self.facts]
-        found = most_similar(self.facts[0].embedder, question, facts, 1, self.facts[0].min_similarity)
-        self.retrieved += found
-        return facts[found[0]] if found else NO_FACT
+        (nearest,) = most_similar(self.facts[0].embedder, question, facts, 1)
+        limit = self.facts[0].min_similarity
+        if limit is not None and nearest.similarity < limit:
+            return NO_FACT
+        self.retrieved.append(nearest.number)
+        return facts[nearest.number]

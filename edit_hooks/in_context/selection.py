@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from edit_hooks.deltas.context_edit import ContextEdit, ContextPrompt
 from edit_hooks.in_context.embeddings import most_similar
-from edit_hooks.in_context.fact_memory import BestFact, load_memory
+from edit_hooks.in_context.fact_memory import load_memory
 
 _QUESTION = re.compile(r"(?:^|\n)(?:Q|Question):")
 # The bare question at the end of a prompt.
@@ -26,11 +27,15 @@ class Selection(NamedTuple):
 
     Attributes:
         prompt: the facts; ``None`` if none is similar enough: the prompt is then left unchanged.
-        best: of a memory, the fact that scores highest, stated or not.
+        best_fact: index of the fact that fits the question best, stated or not; ``None`` if nothing was compared.
+        scope_score: its score, of a memory's scope classifier.
+        similarity: its cosine similarity, where there is no memory.
     """
 
     prompt: ContextPrompt | None
-    best: BestFact | None = None
+    best_fact: int | None = None
+    scope_score: float | None = None
+    similarity: float | None = None
 
 
 def select_facts(contexts: Sequence[ContextEdit], question: str, device: str = "cpu") -> Selection:
@@ -47,9 +52,12 @@ def select_facts(contexts: Sequence[ContextEdit], question: str, device: str = "
     query = bare_question(question) if len(_QUESTION.findall(question)) > 1 else question
     if settings.memory is not None:
         best = load_memory(settings.memory, settings.embedder, device).best(contexts, query)
-        return Selection(ContextPrompt((contexts[best.number],)) if best.in_scope else None, best)
+        return Selection(ContextPrompt((contexts[best.number],)) if best.in_scope else None, best.number, best.score)
     if len(contexts) == 1 and settings.min_similarity is None:
         return Selection(ContextPrompt(tuple(contexts)))
     facts = [f"{context.prompt} {context.target_new}" for context in contexts]
-    indices = most_similar(settings.embedder, query, facts, settings.num_facts, settings.min_similarity)
-    return Selection(ContextPrompt(tuple(contexts[index] for index in reversed(indices))) if indices else None)
+    nearest = most_similar(settings.embedder, query, facts, settings.num_facts)
+    limit = -math.inf if settings.min_similarity is None else settings.min_similarity
+    stated = [fact for fact in nearest if fact.similarity >= limit]
+    prompt = ContextPrompt(tuple(contexts[fact.number] for fact in reversed(stated))) if stated else None
+    return Selection(prompt, best_fact=nearest[0].number, similarity=nearest[0].similarity)

@@ -174,8 +174,11 @@ class PromptEdits:
             log.warning("texts without a prompt (rolling log-likelihoods) are answered without the edits' contexts.")
             return Placed(item, ContextReport())
         question = self.question_of(prompt)
-        context, best = select_facts(delta.contexts, question, self._device_of(delta))
-        report = ContextReport() if best is None else ContextReport(best_fact=best.number, scope_score=best.score)
+        chosen = select_facts(delta.contexts, question, self._device_of(delta))
+        context = chosen.prompt
+        report = ContextReport(
+            best_fact=chosen.best_fact, scope_score=chosen.scope_score, similarity=chosen.similarity
+        )
         if context is None:
             return Placed(item, report)
         for shown in range(len(context.demonstrations), -1, -1):

@@ -207,6 +207,9 @@ def test_streams_and_batches_state_the_most_similar_fact(model_path):
     batch = run(build(model_path, mode="batch", **options), ["bake_es"])
     single = run(build(model_path, editor="ice", editor_args={}), ["bake_es"])
     assert_same_answers(answers(stream), answers(batch))
+    chosen = [answer.final.context for answer in answers(stream)]
+    assert [context.best_fact for context in chosen] == [number // 3 for number in range(len(chosen))] and chosen
+    assert all(0 < context.similarity <= 1 and context.scope_score is None for context in chosen)
     # Each edit prompt is most similar to its own fact, so the answers are those of single edits.
     assert_same_answers(answers(stream), answers(single))
 

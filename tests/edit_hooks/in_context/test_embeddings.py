@@ -36,9 +36,10 @@ def test_word_vectors_have_unit_length_and_do_not_depend_on_the_process():
 
 
 def test_equal_texts_are_most_similar_and_ties_go_to_the_earlier_one():
-    assert most_similar("words", TEXTS[3], TEXTS, 4) == [0, 3, 2, 1]
-    assert most_similar("words", TEXTS[3], TEXTS, 2) == [0, 3]
-    assert most_similar("words", TEXTS[3], TEXTS, 4, min_similarity=0.99) == [0, 3]
+    found = most_similar("words", TEXTS[3], TEXTS, 4)
+    assert [text.number for text in found] == [0, 3, 2, 1]
+    assert [text.similarity for text in found[:2]] == pytest.approx([1, 1]) and found[2].similarity < 0.99
+    assert most_similar("words", TEXTS[3], TEXTS, 2) == found[:2]
 
 
 def test_each_text_is_embedded_once():

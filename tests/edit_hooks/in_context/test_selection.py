@@ -36,6 +36,16 @@ def test_demonstrations_before_a_question_do_not_count(shown: str) -> None:
     assert select_facts(FACTS, prompt).prompt.facts == (HARP,)
 
 
+def test_the_nearest_fact_and_its_similarity_are_known_whether_it_is_stated_or_not():
+    stated, refused = (
+        select_facts(with_settings(FACTS, min_similarity=limit), "In which country is Lake Omber?")
+        for limit in (None, 0.99)
+    )
+    assert stated.prompt.facts == (LAKE,) and refused.prompt is None
+    assert stated.best_fact == refused.best_fact == 1 and 0.3 < stated.similarity == refused.similarity < 0.99
+    assert select_facts([CAPITAL], "Who wrote the opera?").best_fact is None, "nothing to choose"
+
+
 def test_several_facts_end_with_the_most_similar_one():
     selected = select_facts(with_settings(FACTS, num_facts=2), "Mina Okabe plays in Port Elna.").prompt.facts
     assert [fact.target_new for fact in selected] == ["Dravonia", "harp"]
