@@ -176,9 +176,7 @@ class PromptEdits:
         question = self.question_of(prompt)
         chosen = select_facts(delta.contexts, question, self._device_of(delta))
         context = chosen.prompt
-        report = ContextReport(
-            best_fact=chosen.best_fact, scope_score=chosen.scope_score, similarity=chosen.similarity
-        )
+        report = ContextReport(best_fact=chosen.best_fact, scope_score=chosen.scope_score, similarity=chosen.similarity)
         if context is None:
             return Placed(item, report)
         for shown in range(len(context.demonstrations), -1, -1):
