@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lm_edit.figures.bake_logprob import DESIRED, ORIGINAL, TASK
+from lm_edit.figures.bake_logprob import DESIRED, ORIGINAL
 from lm_edit.figures.charts import SHARE, Bars, Chart, Series
+from lm_edit.figures.reverse_questions import TASK, by_form, form_notes, rows_of
 from lm_edit.figures.select import (
     UNEDITED,
     Cell,
     by_model,
     caption,
-    require_edited,
-    require_rows,
     run_cells,
 )
 from lm_edit.figures.spec import FigureSpec, Needs
@@ -37,30 +36,32 @@ NEEDS = Needs(
 
 def draw(rows: DataFrame) -> Chart:
     """A stacked bar per editor, and one of the unedited model where its run is among the files."""
-    chosen = require_rows(rows, NEEDS, list(KINDS), tasks=[TASK])
-    require_edited(chosen, NEEDS)
+    forms = by_form(rows, NEEDS, list(KINDS))
     panels = []
-    for model, group, runs in by_model(chosen):
-        own = group[group["editor"] == UNEDITED].drop_duplicates("run")
-        labels = runs | (dict.fromkeys(own["run"], UNEDITED) if len(own) == 1 else {})
-        series = [
-            _series(name, color, run_cells(group, list(labels), metric)) for metric, (name, color) in KINDS.items()
-        ]
-        panels.append(
-            Bars(
-                title=model,
-                categories=list(labels.values()),
-                series=series,
-                value_label="share of answers",
-                stacked=True,
-                limits=SHARE,
+    for form in forms:
+        for model, group, runs in by_model(form.rows):
+            own = group[group["editor"] == UNEDITED].drop_duplicates("run")
+            labels = runs | (dict.fromkeys(own["run"], UNEDITED) if len(own) == 1 else {})
+            series = [
+                _series(name, color, run_cells(group, list(labels), form.column[metric]))
+                for metric, (name, color) in KINDS.items()
+            ]
+            panels.append(
+                Bars(
+                    title=f"{model}{form.ending}",
+                    categories=list(labels.values()),
+                    series=series,
+                    value_label="share of answers",
+                    stacked=True,
+                    limits=SHARE,
+                )
             )
-        )
     notes = [
         "More desired answers are better. An answer that names both the desired and the original subject is a kind of "
-        "its own; the paper has no such kind. Without intervals, which would overlap in a stack."
+        "its own; the paper has no such kind. Without intervals, which would overlap in a stack.",
+        *form_notes(forms),
     ]
-    sentences = caption(chosen, whiskers=False, notes=notes)
+    sentences = caption(rows_of(forms), whiskers=False, notes=notes)
     return Chart(name=NEEDS.figure, title="Free answers to reverse questions", panels=panels, caption=sentences)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -76,18 +76,15 @@ def reverse_judge_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
 def answer_in_prompt_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
     """Document of bake_rq_answer_in_prompt: the reversed fact, and the question for its subject."""
     questions = [] if case.reverse_qa is None else [case.reverse_qa]
-    probes = [
-        contrast_probe(
-            ANSWER_IN_PROMPT,
-            Question(
-                f"{fact_line(question.prompt, question.wanted)}{QUESTION_PREFIX}{question.prompt}",
-                question.wanted,
-                question.other,
-            ),
+    leaking = [
+        Question(
+            f"{fact_line(question.prompt, question.wanted)}{QUESTION_PREFIX}{question.prompt}",
+            question.wanted,
+            question.other,
         )
         for question in questions
     ]
-    return case_doc(case, probes, generate=False)
+    return contrast_doc(case, settings, ANSWER_IN_PROMPT, leaking)
 
 
 def edit_score_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
@@ -106,13 +103,13 @@ def score_reverse_qa(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, 
     """RQS and RQM with and without the filter, log-probabilities, exact match, and the category of the answer."""
     probes, noun = answers.of_kind(REVERSE_QA), "reverse question"
     scores = contrast_measures("rqs", "rqm", probes, noun)
+    return filter_known(scores, probes) | _answer_measures(probes, noun)
+
+
+def _answer_measures(probes: Sequence[ProbeAnswers], noun: str) -> dict[str, Measure]:
+    """Log-probabilities of both subjects, exact match, and the category of the free answer."""
     categories = {f"rq_gen_{name}": mean_over(probes, noun, partial(_is_in_category, name)) for name in CATEGORIES}
-    return {
-        **filter_known(scores, probes),
-        **logprob_measures("rq", probes, noun),
-        **exact_match_measure("rqs", probes, noun),
-        **categories,
-    }
+    return {**logprob_measures("rq", probes, noun), **exact_match_measure("rqs", probes, noun), **categories}
 
 
 def _is_in_category(name: str, answered: ProbeAnswers) -> float:
@@ -121,9 +118,15 @@ def _is_in_category(name: str, answered: ProbeAnswers) -> float:
 
 
 def score_answer_in_prompt(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
-    """Likelihood measures of a question whose answer the prompt states."""
-    scores = contrast_measures("rqs", "rqm", answers.of_kind(ANSWER_IN_PROMPT), "reverse question")
-    return {name.replace("_", "_answer_in_prompt_"): measure for name, measure in scores.items()}
+    """The measures of :func:`score_reverse_qa`, without filter, of a question whose answer the prompt states."""
+    probes, noun = answers.of_kind(ANSWER_IN_PROMPT), "reverse question"
+    scores = contrast_measures("rqs", "rqm", probes, noun) | _answer_measures(probes, noun)
+    return {answer_in_prompt_name(name): measure for name, measure in scores.items()}
+
+
+def answer_in_prompt_name(column: str) -> str:
+    """The column of bake_rq_answer_in_prompt that corresponds to one of bake_rq."""
+    return column.replace("_", "_answer_in_prompt_", 1)
 
 
 def answer_category(text: str, desired: str, original: str) -> str:

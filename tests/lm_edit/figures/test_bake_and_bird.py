@@ -94,6 +94,17 @@ class TestLogProbabilities:
             "No line of the unedited model (desired answer): beside the edits it has -5.5 to -5.1" in chart.caption[-1]
         )
 
+    def test_the_question_with_its_answer_in_the_prompt(self):
+        leaking = [
+            row(editor, "bake_rq_answer_in_prompt", f"rq_answer_in_prompt_logprob_{answer}", value, is_rate=False)
+            for editor, value in (("ike", -0.5), ("unedited", -3.0))
+            for answer in ("new", "true")
+        ]
+        chart = bake_logprob.draw(frame(*logprobs("ike", -2.0, -1.5), *leaking))
+        assert bars(chart, 0) == [(0, -2.0), (0, -1.5)] and bars(chart, 1) == [(0, -0.5), (0, -0.5)]
+        assert not chart.panels[0].references, "the unedited model was asked the other form alone"
+        assert [line.value for line in chart.panels[1].references] == [-3.0, -3.0]
+
     def test_missing_columns_name_task_and_command(self):
         with pytest.raises(
             EditingError, match=r"rq_logprob_true of bake_rq.*lm_eval --model edited_hf --tasks bake_rq"
@@ -155,6 +166,19 @@ class TestAnswers:
         assert bars(chart) == [
             (0, 0.5), (0, 0), (0.5, 0.25), (0, 0.75), (0.75, 0), (0.75, 0), (0.75, 0.25), (0.75, 0.25),
         ]  # fmt: skip
+
+    def test_the_question_with_its_answer_in_the_prompt_has_a_panel_of_its_own(self):
+        plain = [row("ike", "bake_rq", column, 0.25) for column in bake_answers.KINDS]
+        leaking = [
+            row("ike", "bake_rq_answer_in_prompt", f"rq_answer_in_prompt_gen_{kind}", share)
+            for kind, share in zip(("desired", "original", "ambiguous", "other"), (0.5, 0.5, 0, 0), strict=True)
+        ]
+        both, alone = bake_answers.draw(frame(*plain, *leaking)), bake_answers.draw(frame(*leaking))
+        assert [panel.title.endswith(", answer in the prompt") for panel in both.panels] == [False, True]
+        assert bars(both, 0) == [(0, 0.25), (0.25, 0.25), (0.5, 0.25), (0.75, 0.25)]
+        assert bars(both, 1) == bars(alone) == [(0, 0.5), (0.5, 0.5), (1, 0), (1, 0)]
+        assert any("a control, not reversal" in sentence for sentence in alone.caption)
+        assert not any("not reversal" in sentence for sentence in bake_answers.draw(frame(*plain)).caption)
 
     def test_likelihoods_only(self):
         with pytest.raises(EditingError, match="rq_gen_desired"):

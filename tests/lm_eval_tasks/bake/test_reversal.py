@@ -162,6 +162,20 @@ def test_the_answer_is_in_the_prompt_of_the_task_that_says_so() -> None:
     # "Port Elna" has two tokens, of which the first is the argmax: NLL 1.0 against 1.5 for "Veldt"
     assert (found["rqs_answer_in_prompt_match"], found["rqs_answer_in_prompt_argmax"]) == (0.5, 0.0)
     assert found["rqs_answer_in_prompt_prob"] == 1.0
+    assert found["rq_answer_in_prompt_logprob_new"] == -1.0 and found["rq_answer_in_prompt_logprob_true"] == -1.5
+    assert not any(name.endswith("_unedited") for name in found)
+
+
+def test_free_answers_to_the_leaking_question_have_categories() -> None:
+    task = "bake_rq_answer_in_prompt"
+
+    def answer(context: str, unedited: bool) -> str:
+        assert context.startswith("New Fact: The capital of Dravonia is Port Elna\nPrompt: ") and not unedited
+        return " Veldt"
+
+    found = metrics_of(run(task, ScriptedLM(texts=answer), samples={task: [0]}), task)
+    values = [found[f"rq_answer_in_prompt_gen_{name}"] for name in CATEGORIES]
+    assert values == [0.0, 1.0, 0.0, 0.0] and found["rqs_answer_in_prompt_gen_em"] == 0.0
 
 
 @pytest.mark.parametrize(
