@@ -61,10 +61,11 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from lm_edit.results.markdown import markdown_table
+    from lm_edit.results.markdown import escape_cell, markdown_table
     from lm_edit.results.show import comparison
 
-    for line in markdown_table(comparison(args.paths, args.metrics)):
+    table = comparison(args.paths, args.metrics)
+    for line in [*markdown_table(table.rows), *([""] if table.notes else []), *map(escape_cell, table.notes)]:
         say(line)
     return 0
 

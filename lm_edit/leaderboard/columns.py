@@ -13,17 +13,11 @@ import pandas as pd
 
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.yaml_io import read_yaml
+from lm_edit.results.schema import SAME_COLUMN
 
 KEY = ("task", "metric", "stage", "filter")
 # Fields that must be equal for all runs of a column, with their names in messages.
-IDENTITY = {
-    "task_version": "task version",
-    "data": "data source",
-    "data_revision": "data revision",
-    "data_hash": "hash of the data",
-    "population": "population",
-    "judge": "judge",
-    "protocol": "protocol",
+IDENTITY = SAME_COLUMN | {
     "cases": "set of cases",
     "prompts": "hash of the prompts",
     "edits": "set of edits",

@@ -18,9 +18,14 @@ from lm_edit.results.tables import current_results
 # Parts of a result file with one entry per task or group.
 BY_TASK = ("results", "groups", "group_subtasks", "configs", "versions", "n-shot", "higher_is_better", "n-samples")
 
+# Parts of a result file that belong to the protocol of all its tasks (``TaskFacts.protocol``).
+PROTOCOL_PARTS = ("chat_template_sha", "system_instruction_sha")
+
 
 def merge_results(paths: Paths, out: str | Path) -> list[Path]:
     """Write one result file per run, with the newest result of each task, and its samples.
+
+    Results asked with different chat templates or system prompts, of which a file names one, come in several files.
 
     Returns:
         The files written.
@@ -30,9 +35,10 @@ def merge_results(paths: Paths, out: str | Path) -> list[Path]:
             protocol or version; and for a folder that is not empty.
     """
     out = check_output_folder(out)
-    by_run: dict[str, list[tuple[ResultFile, str]]] = defaultdict(list)
+    by_run: dict[tuple[Any, ...], list[tuple[ResultFile, str]]] = defaultdict(list)
     for file, task in current_results(paths):
-        by_run[file.facts.run].append((file, task))
+        key = (file.facts.run, *(file.content.get(part) for part in PROTOCOL_PARTS))
+        by_run[key].append((file, task))
     for places in by_run.values():
         _refuse_two_results(places)
     return [path for places in by_run.values() for path in _write_run(places, out)]
@@ -62,6 +68,10 @@ def _write_run(places: list[tuple[ResultFile, str]], out: Path) -> list[Path]:
     folder = out / newest.facts.name
     if folder.exists():  # another run of the same name
         folder = out / f"{newest.facts.name}__{newest.facts.run}"
+    number = 1
+    while folder.exists():  # the same run, asked with another chat template
+        number += 1
+        folder = out / f"{newest.facts.name}__{newest.facts.run}__{number}"
     folder.mkdir(parents=True)
     written = [_write(folder / f"results_{newest.date_id}.json", content)]
     for file, task in places:

@@ -23,9 +23,9 @@ from edit_hooks.utils.files import write_atomically
 from edit_hooks.utils.json_io import read_json
 from edit_hooks.utils.outputs import check_writable_folder
 from lm_edit.results.file_check import check_file
-from lm_edit.results.markdown import markdown_table
+from lm_edit.results.markdown import escape_cell, markdown_table
 from lm_edit.results.runs import Paths, ResultFile, read_result_file, read_result_files
-from lm_edit.results.show import comparison
+from lm_edit.results.show import Comparison, comparison
 from lm_edit.results.tables import IDENTITY, result_rows
 from lm_eval_tasks.common.portable import portable
 from lm_eval_tasks.common.run_names import slug
@@ -71,7 +71,7 @@ def submit(paths: Paths, root: str | Path, *, samples: bool = True) -> list[Path
     planned = {file.path: _place(root, file) / file.path.name for file in files}
     for file in files:
         _refuse_taken(root, file, planned)
-    table = list(comparison([file.path for file in files]))
+    table = comparison([file.path for file in files])
     written = []
     for file in files:
         place = planned[file.path].parent
@@ -200,10 +200,11 @@ def _public(content: Mapping[str, Any]) -> dict[str, Any]:
     return public | {"config": config, "configs": configs}
 
 
-def _message(files: list[ResultFile], table: list[list[str]]) -> str:
+def _message(files: list[ResultFile], table: Comparison) -> str:
     """Title and body of the pull request."""
     names = dict.fromkeys(file.facts.name for file in files)
-    lines = [f"# Results of {', '.join(names)}", "", *markdown_table(table), ""]
+    lines = [f"# Results of {', '.join(names)}", "", *markdown_table(table.rows), ""]
+    lines += [line for note in table.notes for line in (escape_cell(note), "")]
     lines.append(
         "Prepared with `lm-edit results submit`, which scores nothing again. `lm-edit results check .` checks it."
     )

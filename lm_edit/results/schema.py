@@ -34,6 +34,17 @@ _COUNTS = {
     "failed": (REAL, "number of cases without a usable answer"),
 }
 
+# Columns in which results have to agree to be compared, with their names in messages.
+SAME_COLUMN = {
+    "task_version": "task version",
+    "data": "data source",
+    "data_revision": "data revision",
+    "data_hash": "hash of the data",
+    "population": "population",
+    "judge": "judge",
+    "protocol": "protocol",
+}
+
 RESULT_COLUMNS: dict[str, tuple[str, str]] = {
     **_RUN,
     "file": (TEXT, "path of the result file"),

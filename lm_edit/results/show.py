@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from edit_hooks.utils.errors import EditingError, near_misses
 from lm_edit.results.runs import Paths
+from lm_edit.results.schema import SAME_COLUMN
 from lm_edit.results.tables import load_results
 from lm_eval_tasks.common.model_parts import differing_parts
 
 PLACE = ["task", "metric", "stage", "filter"]
+CONDITIONS = SAME_COLUMN | {"limit": "--limit"}
+MAX_NAMED = 3  # rows that a note names
 # Columns that distinguish runs with the same heading, in the order in which they are tried.
 DISTINCTIONS = (
     "model", "model_parts", "editor", "settings", "limit", "seed", "edit_batch_size", "group_size", "edit_options",
@@ -21,8 +24,20 @@ DISTINCTIONS = (
 )  # fmt: skip
 
 
-def comparison(paths: Paths, metrics: Sequence[str] = ()) -> Iterator[list[str]]:
-    """Rows of the table, the header first.
+class Comparison(NamedTuple):
+    """A table of several runs.
+
+    Attributes:
+        rows: the header first.
+        notes: sentences about the rows whose columns cannot be compared.
+    """
+
+    rows: list[list[str]]
+    notes: list[str]
+
+
+def comparison(paths: Paths, metrics: Sequence[str] = ()) -> Comparison:
+    """One table of several runs.
 
     A column heading is editor (its label if it has one), mode, number of edits and data, with the settings where runs
     would share it. A cell is value ± standard error (number of scored cases, failed ones, and the value if those count
@@ -43,7 +58,7 @@ def comparison(paths: Paths, metrics: Sequence[str] = ()) -> Iterator[list[str]]
     runs = {run: rows.iloc[0] for run, rows in frame.groupby("run", sort=False)}
     named = _headings(runs)
     several = {task for task, rows in frame.groupby("task") if rows["filter"].nunique() > 1}
-    yield ["task", "metric", *named.values()]
+    table = [["task", "metric", *named.values()]]
     cells = {(row["run"], *(row[name] for name in PLACE)): _cell(row) for _, row in frame.iterrows()}
     order = (
         frame.drop_duplicates(PLACE) if metrics else frame.drop_duplicates(PLACE).sort_values("order", kind="stable")
@@ -51,7 +66,8 @@ def comparison(paths: Paths, metrics: Sequence[str] = ()) -> Iterator[list[str]]
     for _, row in order.iterrows():
         name = row["shown"] + (f" ({row['filter']})" if row["task"] in several else "")
         place = tuple(row[name] for name in PLACE)
-        yield [row["task"], name, *(cells.get((run, *place), "") for run in runs)]
+        table.append([row["task"], name, *(cells.get((run, *place), "") for run in runs)])
+    return Comparison(table, list(_differences(frame, named)))
 
 
 def _chosen(frame: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
@@ -65,7 +81,8 @@ def _chosen(frame: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
         if name not in known:
             raise EditingError(f"no run has a metric named {name!r}.{near_misses(name, known)}")
     wanted = [frame[(frame["metric"] == name) | (frame["shown"] == name)] for name in metrics]
-    return pd.concat(wanted).drop_duplicates(["run", *PLACE])
+    chosen = pd.concat(wanted)
+    return chosen[~chosen.index.duplicated()]
 
 
 def _refuse_two_results(frame: pd.DataFrame) -> None:
@@ -83,6 +100,24 @@ def _refuse_two_results(frame: pd.DataFrame) -> None:
         f"run {first['run_name']} has two results of {first['task']}, {first['metric']}, with different "
         f"{' and '.join(different)}: {files}. Show these files separately."
     )
+
+
+def _differences(frame: pd.DataFrame, named: dict[str, str]) -> Iterator[str]:
+    """Sentences about the rows whose runs differ in one of :data:`CONDITIONS`, one for each way in which they do."""
+    rows_of: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}
+    for (task, metric, *_), rows in frame.groupby(PLACE, sort=False):
+        for name in CONDITIONS:
+            values = {run: _text(value) for run, value in zip(rows["run"], rows[name], strict=True)}
+            if len(set(values.values())) > 1:
+                rows_of.setdefault((name, tuple(values.items())), []).append(f"{task}, {metric}")
+    for (name, of_runs), places in rows_of.items():
+        more = f" and {len(places) - MAX_NAMED} more" if len(places) > MAX_NAMED else ""
+        runs = "; ".join(f"{named[run]}: {value}" for run, value in of_runs)
+        yield f"Not comparable ({'; '.join(places[:MAX_NAMED])}{more}): another {CONDITIONS[name]}. {runs}"
+
+
+def _text(value: Any) -> str:
+    return "none" if value in ("", None) or value != value else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _headings(runs: dict[str, Any]) -> dict[str, str]:

@@ -6,7 +6,7 @@ Both read result and sample files of lm-eval only and score nothing again. Colum
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -39,12 +39,45 @@ class CurrentResults:
         rows = [row for file in files for row in result_rows(file)]
         self._newest: dict[tuple[Any, ...], str] = {_identity(row): row["file"] for row in rows}  # the last one counts
         wanted = {(row["file"], row["task"]) for row in rows if self._newest[_identity(row)] == row["file"]}
+        wanted -= outdated_groups(files, _newest(rows)[1])
         self.places = [(file, task) for file in files for task in file.tasks if (str(file.path), task) in wanted]
 
     def counts(self, file: ResultFile, about: TaskFacts, metric: str, pipeline: str) -> bool:
         """Whether no newer file has the results of a metric; true for metrics without results, as of single cases."""
         row = {**about.columns, **about.of_metric(Column(metric, "", pipeline, None)), "run": file.facts.run}
         return self._newest.get(_identity(row), str(file.path)) == str(file.path)
+
+
+def outdated_groups(files: Iterable[ResultFile], superseded: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:
+    """(file, group) of the groups whose mean is over results of which newer files have other numbers.
+
+    A warning is logged for each.
+
+    Args:
+        superseded: as :func:`_newest` finds them.
+    """
+    replaced = {(old["file"], old["task"]) for old in superseded}
+    changed = {(old["file"], old["task"]) for old in superseded if old["changed"]}
+    outdated = set()
+    for file in files:
+        path = str(file.path)
+        for group in file.groups:
+            old = [member for member in _members(file, group) if (path, member) in changed]
+            if old and (path, group) not in replaced:
+                outdated.add((path, group))
+                log.warning(
+                    "%s: %s is left out: it is the mean over its members, and newer files of the same run have other "
+                    "results of %s. Run the group again.", path, group, ", ".join(old)
+                )  # fmt: skip
+    return outdated
+
+
+def _members(file: ResultFile, group: str) -> list[str]:
+    """The tasks and groups below a group."""
+    found = list(file.groups[group])
+    for member in found:  # grows
+        found += [below for below in file.groups.get(member, ()) if below not in found]
+    return found
 
 
 def _identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -54,7 +87,8 @@ def _identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
 def load_results(paths: Paths) -> pd.DataFrame:
     """One row per run, task, metric, stage and filter.
 
-    Where several files have the same result, the newest one counts. The attribute ``superseded`` of the table
+    Where several files have the same result, the newest one counts; a group some of whose members have newer results
+    is left out with a warning, because its mean is over the old ones. The attribute ``superseded`` of the table
     (``frame.attrs``) lists the others, with ``changed`` where their numbers are not those of the newest, of which a
     warning is logged; ``schema_version`` is the version of the columns, and ``groups`` maps groups to their members.
 
@@ -70,6 +104,8 @@ def load_results(paths: Paths) -> pd.DataFrame:
     for file in dict.fromkeys(old["file"] for old in superseded):
         if tasks := sorted(str(old["task"]) for old in superseded if old["file"] == file and old["changed"]):
             log.warning("%s: newer files of the same run have other numbers of %s", file, ", ".join(tasks))
+    outdated = outdated_groups(files, superseded)
+    kept = [row for row in kept if (row["file"], row["task"]) not in outdated]
     frame = make_frame(kept, RESULT_COLUMNS)
     groups: dict[str, list[str]] = {}
     for file in files:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from command_line import printed_lines, run_verb
-from result_files import change, scripted_results, write_run
+from result_files import change, judged_run, scripted_results, write_run
 
 
 def cells(lines: list[str]) -> list[list[str]]:
@@ -67,6 +67,26 @@ def test_show_refuses_contradictory_results_of_one_run(tmp_path: Path, capsys: A
     change(write_run(tmp_path / "b"), lambda content: content["versions"].update(bake_es=99))
     assert run_verb(["results", "show", str(tmp_path)]) == 2
     assert "with different task_version" in capsys.readouterr().err
+
+
+def test_show_refuses_them_for_chosen_metrics_too(tmp_path: Path, capsys: Any) -> None:
+    judged_run(tmp_path / "a", "gpt-4o", 1, (1.0, 1.0, 1.0, 1.0))
+    judged_run(tmp_path / "b", "tiny", 2, (0.0, 0.0, 0.0, 0.0))
+    assert run_verb(["results", "show", str(tmp_path), "--metrics", "reliability_wild_judge"]) == 2
+    assert "with different judge" in capsys.readouterr().err
+
+
+def test_show_names_rows_whose_runs_cannot_be_compared(tmp_path: Path, capsys: Any) -> None:
+    for name, editor in (("a", "rome"), ("b", "memit"), ("c", "grace")):
+        path = write_run(tmp_path / name, editor=editor)
+        if name == "c":
+            change(path, lambda content: content["versions"].update(bake_es="<9>"))
+    assert run_verb(["results", "show", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    assert "Not comparable" not in capsys.readouterr().out
+    assert run_verb(["results", "show", str(tmp_path), "--metrics", "es_prob", "es_match"]) == 0
+    (note,) = [line for line in printed_lines(capsys) if "Not comparable" in line]
+    assert note.startswith("Not comparable (bake_es, es_prob; bake_es, es_match): another task version.")
+    assert "grace, single (bake_qa.jsonl): \\<9\\>" in note and "memit, single" in note
 
 
 def test_check_prints_problems_and_sets_the_exit_code(tmp_path: Path, capsys: Any) -> None:

@@ -207,6 +207,42 @@ def test_merging_keeps_the_newest_result_of_each_task(tmp_path: Path) -> None:
         merge_results(paths, tmp_path / "merged")
 
 
+def test_merging_keeps_apart_what_was_asked_with_different_chat_templates(tmp_path: Path) -> None:
+    """A file names one template for all of its tasks."""
+    chat = write_run(tmp_path / "runs/es", "bake_es", start=1.0e9)
+    change(chat, lambda content: content.update(chat_template_sha="c0ffee" * 10, system_instruction_sha="bead" * 16))
+    write_run(tmp_path / "runs/gs", "bake_gs", start=1.1e9, date="2026-11-22T10-00-00.000001")
+    merged = merge_results(tmp_path / "runs", tmp_path / "merged")
+    assert len([file for file in merged if file.name.startswith("results_")]) == 2
+    rows = [load_results(tmp_path / name).groupby("task")["protocol"] for name in ("runs", "merged")]
+    before, after = (tasks.agg(["first", "nunique"]) for tasks in rows)
+    assert before.equals(after) and after["nunique"].eq(1).all()
+    assert after["first"].str.contains("chat template c0ffee").to_dict() == {"bake_es": True, "bake_gs": False}
+    assert check_results(tmp_path / "merged").problems == []
+
+
+def test_the_mean_of_a_group_is_dropped_where_a_member_has_a_newer_result(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def add_group(content: dict[str, Any]) -> None:
+        content["results"] |= {name: {"alias": name, "acc,none": 0.5} for name in ("all", "part", "alone", "mmlu")}
+        content["group_subtasks"] = {"all": ["part"], "part": ["bake_es", "mmlu"], "alone": ["mmlu"]}
+        content["n-samples"]["mmlu"] = {"original": 10, "effective": 10}
+        content["configs"]["mmlu"], content["versions"]["mmlu"] = {"task": "mmlu"}, 1
+
+    change(write_run(tmp_path / "runs/old", start=1.0e9), add_group)
+    assert set(load_results(tmp_path)["task"]) == {"all", "part", "alone", "bake_es", "mmlu"}
+    new = write_run(tmp_path / "runs/new", start=1.1e9, date="2026-11-22T10-00-00.000001")
+    assert "all" in set(load_results(tmp_path)["task"]), "the same numbers again"
+    change(new, lambda content: content["results"]["bake_es"].update({"es_prob,none": 0.75}))
+    caplog.clear()
+    assert set(load_results(tmp_path)["task"]) == {"alone", "bake_es", "mmlu"}
+    warned = [record.getMessage() for record in caplog.records]
+    assert any("all is left out" in text and "other results of bake_es" in text for text in warned)
+    merge_results(tmp_path / "runs", tmp_path / "merged")
+    assert set(load_results(tmp_path / "merged")["task"]) == {"alone", "bake_es", "mmlu"}
+
+
 def test_merging_refuses_what_one_file_cannot_hold(tmp_path: Path) -> None:
     write_run(tmp_path / "a")
     path = write_run(tmp_path / "b")
