@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from edit_hooks.answers import EditReport
 from edit_hooks.base.editor import Editor, position_limit
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.lm.edit_cost import EditCost, measured
 from edit_hooks.lm.edit_effects import EFFECTS, LONG, EditEffects
 from edit_hooks.lm.large_edits import LargeEdits
 from edit_hooks.lm.neutral_prompts import NeutralPrompts
@@ -188,8 +188,7 @@ class IndependentEdits:
                 self._make_chunk(lone[start : start + self._batch_size], bar)
             for group in groups:
                 if len(group) > 1 and group_key(group) not in self._edits:
-                    began = time.perf_counter()
-                    self._make_group(group, began)
+                    self._make_group(group)
                     bar.update(len(group))
 
     def _make_chunk(self, chunk: Sequence[RequestGroup], bar: tqdm[Any]) -> None:
@@ -202,10 +201,10 @@ class IndependentEdits:
         while missing := [group for group in chunk if group_key(group) not in self._edits]:
             batch = self._interrupted_batch(chunk, missing) or missing
             bar.total += len(batch) - len(missing)
-            began = time.perf_counter()
             requests = [group[0] for group in batch]
             try:
-                deltas = self.editor.edit(self.model, self.tokenizer, requests, progress=bar.update)
+                with measured(self.model) as cost:
+                    deltas = self.editor.edit(self.model, self.tokenizer, requests, progress=bar.update)
             except EditingError as error:
                 if named := named_reasons(error, requests):
                     self._edits |= {key: FailedEdit(reason) for key, reason in named.items()}
@@ -218,7 +217,7 @@ class IndependentEdits:
             for key, group, delta in zip(keys, batch, deltas, strict=True):
                 if key not in self._edits:
                     delta.meta["batch"] = keys
-                    self._save(group, delta, (time.perf_counter() - began) / len(batch))
+                    self._save(group, delta, cost, len(batch))
 
     def _make_one_by_one(self, batch: Sequence[RequestGroup], error: EditingError) -> None:
         """Compute the edits of a failed batch each by itself; those that fail again are failed edits.
@@ -229,17 +228,17 @@ class IndependentEdits:
         for group in batch:
             if group_key(group) in self._edits:
                 continue
-            began = time.perf_counter()
             try:
                 if len(batch) == 1:
                     raise error
-                (delta,) = self.editor.edit(self.model, self.tokenizer, list(group))
+                with measured(self.model) as cost:
+                    (delta,) = self.editor.edit(self.model, self.tokenizer, list(group))
             except EditingError as reason:
                 self._edits[group_key(group)] = FailedEdit(str(reason))
                 log.warning("case %s: %s", group[0].case_id, reason)
             else:
                 delta.meta["batch"] = [group_key(group)]
-                self._save(group, delta, time.perf_counter() - began)
+                self._save(group, delta, cost)
         made = any(isinstance(edit, Delta) for edit in self._edits.values())
         if not made and not isinstance(error, UnusableRequestError):
             raise error
@@ -256,26 +255,28 @@ class IndependentEdits:
                 return [by_key[key] for key in batch]
         return None
 
-    def _make_group(self, group: RequestGroup, began: float) -> None:
+    def _make_group(self, group: RequestGroup) -> None:
         """Compute the edit of several requests; a plan's group is written without its unusable requests.
 
         A case with several edits is not: a part of them is another edit.
         """
         made = any(isinstance(edit, Delta) for edit in self._edits.values())
-        delta, unusable = edit_usable(self._write_together, group, edits_made=made)
+        with measured(self.model) as cost:
+            delta, unusable = edit_usable(self._write_together, group, edits_made=made)
         if unusable and (not self.partial_groups or len(unusable) == len(group)):
             self._edits[group_key(group)] = FailedEdit(next(iter(unusable.values())))
             return
         if unusable:
             delta.meta["unusable"] = unusable
             warn_of_unusable("edits of a group", unusable, len(group))
-        self._save(group, delta, time.perf_counter() - began)
+        self._save(group, delta, cost)
 
     def _write_together(self, group: Sequence[EditRequest]) -> Delta:
         return write_together(self.editor, self.model, self.tokenizer, group)
 
-    def _save(self, group: RequestGroup, delta: Delta, seconds: float) -> None:
-        delta.diagnostics["seconds"] = round(seconds, 4)
+    def _save(self, group: RequestGroup, delta: Delta, cost: EditCost, num_edits: int = 1) -> None:
+        """Keep and store an edit, one of ``num_edits`` that were computed at this cost."""
+        delta.diagnostics |= cost.diagnostics(num_edits)
         try:
             delta.check_finite()
         except EditingError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,6 +24,7 @@ from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import attached
 from edit_hooks.deltas.placement import placed
+from edit_hooks.lm.edit_cost import measured
 from edit_hooks.lm.edit_effects import LONG, EditEffects
 from edit_hooks.lm.large_edits import LargeEdits
 from edit_hooks.lm.plan import EditPlan
@@ -228,16 +228,15 @@ class EditStream:
         return self.store.lock(key_of([self.identity.key, self.editor.name, self.config, self.plan.request_keys])[:16])
 
     def _make(self, group: RequestGroup, applied: AppliedDeltas, history: list[Delta]) -> Delta:
-        began = time.perf_counter()
-
         def write(requests: Sequence[EditRequest]) -> Delta:
             return write_together(self.editor, self.model, self.tokenizer, requests, history)
 
-        delta, unusable = edit_usable(write, group, edits_made=bool(history))
+        with measured(self.model) as cost:
+            delta, unusable = edit_usable(write, group, edits_made=bool(history))
         if unusable:
             delta.meta["unusable"] = unusable
             warn_of_unusable("edits of a step", unusable, len(group))
-        delta.diagnostics["seconds"] = round(time.perf_counter() - began, 4)
+        delta.diagnostics |= cost.diagnostics()
         delta.check_finite()
         applied.add(delta)
         return delta

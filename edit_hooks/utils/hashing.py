@@ -14,11 +14,12 @@ from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError
 
-# Modules that change no number: errors, files, hashes, option parsing, and the table of editors.
+# Modules that change no number: errors, files, hashes, option parsing, the table of editors, and what edits cost.
 _NOT_COMPUTING = frozenset(
     f"edit_hooks.{name}"
     for name in (
         "base.registry",
+        "lm.edit_cost",
         "utils.deprecation",
         "utils.errors",
         "utils.files",

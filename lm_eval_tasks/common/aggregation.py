@@ -12,7 +12,7 @@ import math
 import random
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from edit_hooks.answers import ContextReport
@@ -126,6 +126,8 @@ LIKELY_NLL = math.log(2)  # nats per token: a probability of a half
 LEAST_FALL = 0.99  # an NLL above this share of what it was has not fallen
 # Diagnostics that are averaged over the edits.
 EDIT_MEANS = ("final_loss", "steps", "update_norm_ratio")
+# The largest of the edits: the memory that they need, in GiB, and the share of the model.
+EDIT_PEAKS = ("peak_memory_gib", "model_memory_gib")
 CONSTRAINT = "constraint"
 # Numbers of prompts that are shorter than a context edit makes them.
 SHORTENED_PROMPTS: Mapping[str, Callable[[ContextReport], bool]] = {
@@ -145,7 +147,8 @@ def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
         digits. ``first_token_kl`` is a mean over independent edits; in a stream, where it belongs to all edits so far,
         it is that after the last of these edits. Means are over finite numbers; ``first_token_kl_not_finite`` counts
         the edits without one there, if there are any. ``seconds_per_edit`` divides the time of a joint step by its
-        edits. ``target_nll_not_lower`` counts the edits after which an unlikely target is no likelier than before, if
+        edits. ``peak_memory_gib``, the largest peak, and ``model_memory_gib`` are those of edits made on GPUs.
+        ``target_nll_not_lower`` counts the edits after which an unlikely target is no likelier than before, if
         there are any. ``constraint`` names what the edits keep fixed, such as ``second_moment``, or ``identity``:
         nothing that was measured. ``demonstrations_left_out``, ``prompts_cut`` and ``facts_cut`` are numbers of
         prompts, where there are any. Diagnostics that the editor does not report are absent; "{}" without any edit.
@@ -159,9 +162,11 @@ def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
     columns["seconds_per_edit"] = [_seconds_per_edit(edit) for edit in made]
     summary: dict[str, float | str] = {"edits": len(made), "failed": len(edits) - len(made)}
     for name, column in columns.items():
-        numbers = [number for number in column if isinstance(number, (int, float)) and math.isfinite(number)]
-        if numbers:
+        if numbers := _finite(column):
             summary[name] = float(f"{math.fsum(numbers) / len(numbers):.3g}")
+    for name in EDIT_PEAKS:
+        if numbers := _finite(edit.get(name) for edit in made):
+            summary[name] = float(f"{max(numbers):.3g}")
     if not_finite := sum(isinstance(kl, float) and not math.isfinite(kl) for kl in columns[FIRST_TOKEN_KL]):
         summary[FIRST_TOKEN_KL_NOT_FINITE] = not_finite
     if not_lower := sum(map(_is_target_no_likelier, made)):
@@ -172,6 +177,11 @@ def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
     if constraints := sorted({edit[CONSTRAINT] for edit in made if isinstance(edit.get(CONSTRAINT), str)}):
         summary[CONSTRAINT] = " and ".join(constraints)
     return json.dumps(summary)
+
+
+def _finite(column: Iterable[Any]) -> list[float]:
+    """The finite numbers among the values of a diagnostic."""
+    return [number for number in column if isinstance(number, (int, float)) and math.isfinite(number)]
 
 
 def _last_of_stream(edits: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

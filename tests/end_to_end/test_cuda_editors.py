@@ -1,4 +1,4 @@
-"""On a GPU: the contract, and edits, streams and answers as on the CPU and as of the reference engine.
+"""On a GPU: the contract, edits, streams and answers as on the CPU and as of the reference engine, and their memory.
 
 Skipped without one. Needs no lm-eval (`pytest --noconftest` runs it where that is not installed).
 """
@@ -18,6 +18,8 @@ from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.contract import batch_checks
 from edit_hooks.contract.runner import run_contract
 from edit_hooks.contract.subject import EDIT_REQUESTS, Subject, distance
+from edit_hooks.contract.tiny_models import build_model
+from edit_hooks.lm.edit_cost import GIB, MODEL_MEMORY, PEAK_MEMORY, measured
 from edit_hooks.lm.plan import EditPlan, chunked
 from edit_hooks.lm.stream import EditStream, Guard
 from edit_hooks.modeling.identity import model_identity
@@ -130,6 +132,34 @@ def run_stream(subject: Subject, num_edits: int, size: int, store: Store | None)
     )
     stream.make()
     return stream, computed
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_peak_is_that_of_the_scope() -> None:
+    """With what was held before it, and without an earlier peak."""
+    model = build_model("llama").to(DEVICE)
+    weights = [*model.parameters(), *model.buffers()]
+    torch.empty(GIB, dtype=torch.uint8, device=DEVICE)
+    held = torch.cuda.memory_allocated(DEVICE)
+    with measured(model) as cost:
+        torch.empty(GIB // 2, dtype=torch.uint8, device=DEVICE)
+    assert cost.memory[PEAK_MEMORY] == pytest.approx(held / GIB + 0.5, abs=1e-5)
+    assert cost.memory[MODEL_MEMORY] == pytest.approx(sum(one.nbytes for one in weights) / GIB, abs=1e-5)
+
+
+@pytest.mark.parametrize("editor", ON_THE_MODEL)
+def test_steps_of_a_stream_have_their_peak(editor: str, tmp_path: Path) -> None:
+    """Above the weights, below the gigabyte that was there before; a loaded step has that of its computation."""
+    subject = subject_of(editor, "llama", torch.float32, DEVICE)
+    torch.empty(GIB, dtype=torch.uint8, device=DEVICE)
+    held = torch.cuda.memory_allocated(DEVICE) / GIB
+    first, _ = run_stream(subject, 2, 1, Store(tmp_path))
+    for step in first.steps:
+        assert 0 < step[MODEL_MEMORY] < step[PEAK_MEMORY] < held + 1
+    again, _ = run_stream(subject, 2, 1, Store(tmp_path))
+    assert [step[PEAK_MEMORY] for step in again.steps] == [step[PEAK_MEMORY] for step in first.steps]
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------

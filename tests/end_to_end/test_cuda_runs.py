@@ -5,6 +5,7 @@ Skipped without one.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,12 @@ def scores(results: dict[str, Any]) -> dict[str, float]:
     }
 
 
+def memory(results: dict[str, Any]) -> list[dict[str, float]]:
+    """What the summaries of the edits have of memory, by task."""
+    summaries = [json.loads(metrics["edit,none"]) for metrics in results["results"].values()]
+    return [{name: value for name, value in summary.items() if name.endswith("_gib")} for summary in summaries]
+
+
 def options_of(editor: str, mode: str) -> dict[str, Any]:
     return {"editor": editor, "editor_args": dict(EDITORS[editor]), **MODES[mode]}
 
@@ -103,9 +110,13 @@ def test_batches_of_any_size(editor: str, mode: str, folder: Path) -> None:
 def test_a_second_run_from_the_store(
     editor: str, dtype: str, mode: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Edits and answers are read. With the answers lost, the loaded edits give the same ones, bit for bit."""
+    """Edits and answers are read. With the answers lost, the loaded edits give the same ones, bit for bit.
+
+    The memory of loaded edits is that of their computation.
+    """
     options = {**options_of(editor, mode), "dtype": dtype, "store": str(tmp_path)}
     first = evaluate(folder, DEVICE, **options)
+    assert all(0 < found["model_memory_gib"] <= found["peak_memory_gib"] for found in memory(first))
     monkeypatch.setattr(Editor, "edit", refused)
     second = evaluate(folder, DEVICE, **options)
     for database in tmp_path.rglob("answers.sqlite*"):
@@ -113,6 +124,7 @@ def test_a_second_run_from_the_store(
     third = evaluate(folder, DEVICE, **options)
     for again in (second, third):
         assert scores(first) == scores(again)
+        assert memory(first) == memory(again)
         assert list(map(flat, answers(first))) == list(map(flat, answers(again)))
 
 

@@ -149,6 +149,8 @@ def pretended_device() -> Iterator[None]:
         mock.patch.object(torch, "Generator", lambda device=CPU: generator()),
         mock.patch.object(torch.cuda, "_lazy_init", lambda: None),
         mock.patch.object(torch.cuda, "mem_get_info", lambda _device=None: FREE_MEMORY),
+        mock.patch.object(torch.cuda, "reset_peak_memory_stats", lambda _device=None: None),
+        mock.patch.object(torch.cuda, "max_memory_allocated", lambda _device=None: 0),  # nothing is counted
         _Operations(),
         _Builders(),
     ):

@@ -175,6 +175,26 @@ def test_edit_summary_averages_what_is_there() -> None:
     assert edit_summary([None, None]) == edit_summary([]) == "{}"
 
 
+def test_edit_summary_has_the_memory_that_the_edits_need() -> None:
+    """The largest peak, and nothing where none was measured, as on a CPU."""
+    edits = [
+        {"peak_memory_gib": 17.126, "model_memory_gib": 12.552, "seconds": 1.0},
+        {"peak_memory_gib": 41.249, "model_memory_gib": 12.552, "seconds": 1.0},
+        {"seconds": 1.0},  # loaded from a store of an older release
+        {"peak_memory_gib": 90.0, "error": "not finite"},
+        None,
+    ]
+    for order in (edits, edits[::-1]):
+        assert json.loads(edit_summary(order)) == {
+            "edits": 3,
+            "failed": 1,
+            "seconds_per_edit": 1.0,
+            "peak_memory_gib": 41.2,
+            "model_memory_gib": 12.6,
+        }
+    assert not {"peak_memory_gib", "model_memory_gib"} & set(json.loads(edit_summary([{"seconds": 1.0}])))
+
+
 def test_edit_summary_names_the_constraints_of_the_edits() -> None:
     assert (
         json.loads(edit_summary([{"constraint": "identity"}, {"constraint": "identity"}, {}, None]))["constraint"]

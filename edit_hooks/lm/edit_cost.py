@@ -1,0 +1,98 @@
+"""Seconds and GPU memory that edits take to compute, among their diagnostics.
+
+A stored edit keeps what it took when it was computed. Neither number is part of a key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+GIB = 2**30
+SECONDS, PEAK_MEMORY, MODEL_MEMORY = "seconds", "peak_memory_gib", "model_memory_gib"
+
+
+@dataclass
+class EditCost:
+    """What a computation of one or several edits took; complete after the scope of :func:`measured`.
+
+    Attributes:
+        seconds: of all edits together.
+        memory: in GiB by name; without a counter empty.
+    """
+
+    seconds: float = 0.0
+    memory: dict[str, float] = field(default_factory=dict)
+
+    def diagnostics(self, num_edits: int = 1) -> dict[str, float]:
+        """Seconds of one of ``num_edits`` edits, and the memory of all: they were computed together."""
+        return {SECONDS: round(self.seconds / num_edits, 4), **self.memory}
+
+
+@contextlib.contextmanager
+def measured(model: nn.Module) -> Iterator[EditCost]:
+    """Scope that computes edits of a model."""
+    cost, counter = EditCost(), memory_counter(model)
+    if counter is not None:
+        counter.start()
+    began = time.perf_counter()
+    yield cost
+    cost.seconds = time.perf_counter() - began
+    if counter is not None:
+        cost.memory = counter.read()
+
+
+def memory_counter(model: nn.Module) -> GPUMemory | None:
+    """The counter for a model; ``None`` without weights on a GPU, since no other device has one."""
+    counter = GPUMemory(model)
+    return counter if counter.devices else None
+
+
+class GPUMemory:
+    """Peak of the memory that PyTorch has allocated on the GPUs of a model.
+
+    It is that of the process: weights, edits, what is kept between them (statistics, originals of edited weights), and
+    anything else that is there, such as a judge's model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """Find the weights on GPUs, tied ones once."""
+        sizes: dict[tuple[torch.device, int], int] = {}
+        for tensor in _weights(model):
+            if tensor.device.type == "cuda":
+                place = tensor.device, tensor.data_ptr()
+                sizes[place] = max(sizes.get(place, 0), tensor.numel() * tensor.element_size())
+        self.devices = sorted({device for device, _ in sizes}, key=str)
+        self.model_bytes = sum(sizes.values())
+
+    def start(self) -> None:
+        """Begin a new peak.
+
+        PyTorch has one peak per device and process, and an earlier higher one, as of loading or answering, would hide
+        that of the edits. No computation reads it, here or in PyTorch; a caller that does reads the peak since the last
+        edits.
+        """
+        for device in self.devices:
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def read(self) -> dict[str, float]:
+        """The peak since :meth:`start`, and the model's weights, which it contains; in GiB.
+
+        Several devices: the sum of their peaks, which together they must have, if not all at the same moment.
+        """
+        peak_bytes = sum(torch.cuda.max_memory_allocated(device) for device in self.devices)
+        if peak_bytes < self.model_bytes:  # nothing is counted (PYTORCH_NO_CUDA_MEMORY_CACHING)
+            return {}
+        return {PEAK_MEMORY: round(peak_bytes / GIB, 6), MODEL_MEMORY: round(self.model_bytes / GIB, 6)}
+
+
+def _weights(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Parameters, all buffers, and what quantized modules add to the state dict."""
+    yield from model.parameters()
+    yield from model.buffers()
+    yield from filter(torch.is_tensor, model.state_dict(keep_vars=True).values())
