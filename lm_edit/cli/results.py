@@ -23,7 +23,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         return action
 
     show = add("show", _show, "print one table of several runs: a row per metric, a column per run")
-    show.add_argument("--metrics", nargs="+", default=[], help="only these metrics, in this order")
+    rows = show.add_mutually_exclusive_group()
+    rows.add_argument("--metrics", nargs="+", default=[], help="only these metrics, in this order")
+    rows.add_argument(
+        "--edits", action="store_true", help="the edits in place of the scores: numbers, losses, seconds, GPU memory"
+    )
     add("check", _check, "check result files and samples; a results repository also for its layout")
     merge = add("merge", _merge, "write one result file per run, with the newest result of each task")
     merge.add_argument("--out", required=True, help="new folder")
@@ -62,9 +66,9 @@ def _run(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     from lm_edit.results.markdown import escape_cell, markdown_table
-    from lm_edit.results.show import comparison
+    from lm_edit.results.show import comparison, edits_comparison
 
-    table = comparison(args.paths, args.metrics)
+    table = edits_comparison(args.paths) if args.edits else comparison(args.paths, args.metrics)
     for line in [*markdown_table(table.rows), *([""] if table.notes else []), *map(escape_cell, table.notes)]:
         say(line)
     return 0

@@ -106,7 +106,7 @@ RESULT_COLUMNS: dict[str, tuple[str, str]] = {
     "coverage": (REAL, "scored cases / (scored + failed cases)"),
     "unscored": (REAL, "number of cases of the task in which some metric is unscored"),
     "unscored_reason": (MAPPING, "reason -> number of cases of the task"),
-    "edit": (MAPPING, "summary of the task's edits: edits, failed, seconds_per_edit, ..."),
+    "edit": (MAPPING, "summary of the task's edits: edits, failed, seconds_per_edit, peak_memory_gib, ..."),
 }
 
 CASE_COLUMNS: dict[str, tuple[str, str]] = {

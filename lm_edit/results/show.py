@@ -1,7 +1,8 @@
-"""One Markdown table from several runs: a row per metric, a column per run."""
+"""One Markdown table from several runs: a row per metric or per number of the edits, a column per run."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -68,6 +69,39 @@ def comparison(paths: Paths, metrics: Sequence[str] = ()) -> Comparison:
         place = tuple(row[name] for name in PLACE)
         table.append([row["task"], name, *(cells.get((run, *place), "") for run in runs)])
     return Comparison(table, list(_differences(frame, named)))
+
+
+def edits_comparison(paths: Paths) -> Comparison:
+    """One table about the edits of several runs.
+
+    A row is one entry of the column ``edit`` of the results, such as ``seconds_per_edit``; tasks with equal entries, as
+    those of one run have, share it.
+
+    Raises:
+        EditingError: as ``load_results``; for runs without edits, and for those with two results of one metric.
+    """
+    frame = load_results(paths)
+    _refuse_two_results(frame)
+    runs = {run: rows.iloc[0] for run, rows in frame.groupby("run", sort=False)}
+    entries: dict[str, dict[str, list[str]]] = {}  # task -> name of an entry -> its value in each run
+    for task, rows in frame.groupby("task", sort=False):
+        summaries = {row["run"]: row["edit"] for _, row in rows.iterrows() if row["edit"]}
+        names = dict.fromkeys(name for summary in summaries.values() for name in summary)
+        entries[task] = {name: [_entry(summaries.get(run, {}).get(name)) for run in runs] for name in names}
+    if not any(entries.values()):
+        raise EditingError("these runs have no edits; they are of unedited models, or of lm-eval's own tasks.")
+    table = [["task", "edits", *_headings(runs).values()]]
+    shared: dict[str, list[str]] = {}
+    for task, values in entries.items():
+        shared.setdefault(json.dumps(values), []).append(task)
+    for tasks in shared.values():
+        for name, cells in entries[tasks[0]].items():
+            table.append([", ".join(tasks), name, *cells])
+    return Comparison(table, [])
+
+
+def _entry(value: object) -> str:
+    return "" if value is None else f"{value:g}" if isinstance(value, (int, float)) else str(value)
 
 
 def _chosen(frame: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:

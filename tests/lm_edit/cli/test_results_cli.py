@@ -62,11 +62,43 @@ def test_show_names_editors_as_the_plan_does(tmp_path: Path, capsys: Any) -> Non
     assert cells(printed_lines(capsys))[0][2:] == ["small steps, single (bake_qa.jsonl)"]
 
 
+def test_show_compares_the_edits_of_runs(tmp_path: Path, capsys: Any) -> None:
+    """Tasks with the same edits share their rows; a run without edits, and one without a number, has empty cells."""
+    summaries = {
+        "memit": {"edits": 4, "failed": 0, "seconds_per_edit": 2.5, "peak_memory_gib": 41.2},
+        "ft_m": {"edits": 4, "failed": 0, "seconds_per_edit": 0.5},
+    }
+    write_run(tmp_path / "none", mode="none", editor=None, editor_config=None)
+    for editor, summary in summaries.items():
+        for task in ("bake_es", "bake_gs"):
+            results = scripted_results(task)
+            results["results"][task]["edit,none"] = json.dumps(summary)
+            write_run(tmp_path / editor / task, task, results=results, editor=editor)
+    paths = [str(tmp_path / name) for name in ("memit", "ft_m")]
+    assert run_verb(["results", "show", *paths, "--edits"]) == 0
+    assert cells(printed_lines(capsys)) == [
+        ["task", "edits", "memit, single (bake_qa.jsonl)", "ft_m, single (bake_qa.jsonl)"],
+        ["---"] * 4,
+        ["bake_es, bake_gs", "edits", "4", "4"],
+        ["bake_es, bake_gs", "failed", "0", "0"],
+        ["bake_es, bake_gs", "seconds_per_edit", "2.5", "0.5"],
+        ["bake_es, bake_gs", "peak_memory_gib", "41.2", ""],
+    ]
+    change(next((tmp_path / "none").rglob("*.json")), lambda it: it["results"]["bake_es"].update({"edit,none": "{}"}))
+    assert run_verb(["results", "show", str(tmp_path / "none"), *paths, "--edits"]) == 0
+    rows = cells(printed_lines(capsys))
+    assert rows[0][2] == "unedited (bake_qa.jsonl)" and {row[2] for row in rows[2:]} == {""}
+    assert run_verb(["results", "show", str(tmp_path / "none"), "--edits"]) == 2
+    assert "these runs have no edits" in capsys.readouterr().err
+    assert run_verb(["results", "show", *paths, "--edits", "--metrics", "es_prob"]) == 2
+
+
 def test_show_refuses_contradictory_results_of_one_run(tmp_path: Path, capsys: Any) -> None:
     write_run(tmp_path / "a")
     change(write_run(tmp_path / "b"), lambda content: content["versions"].update(bake_es=99))
-    assert run_verb(["results", "show", str(tmp_path)]) == 2
-    assert "with different task_version" in capsys.readouterr().err
+    for more in ([], ["--edits"]):
+        assert run_verb(["results", "show", str(tmp_path), *more]) == 2
+        assert "with different task_version" in capsys.readouterr().err
 
 
 def test_show_refuses_them_for_chosen_metrics_too(tmp_path: Path, capsys: Any) -> None:
