@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.errors import EditingError
@@ -27,6 +28,7 @@ KINDS = {
 }
 NEIGHBORS, MIN_DIST, SEED = 15, 0.1, 0  # UMAP's defaults, and a fixed seed
 MIN_ROWS = NEIGHBORS + 1
+MAX_NAMED = 3  # files of one editor in the caption
 
 TENSORS = {"unedited": "unedited model", "edited": "edited model"}
 
@@ -128,11 +130,21 @@ def facts_of(description: Mapping[str, Any]) -> list[str]:
     origin["subset"] = source.get("subset") if source.get("subset") != "all" else None
     listed = ", ".join(f"{name} {value}" for name, value in origin.items() if value)
     sentences.append(f"Prompts: {known.get('benchmark')}{f' ({listed})' if listed else ''}.")
-    if edits := [f"{edit.get('editor') or 'unknown editor'} ({edit.get('file')})" for edit in known.get("edits") or ()]:
-        sentences.append(f"Edited by: {', '.join(edits)}.")
+    if edits := known.get("edits"):
+        sentences.append(f"Edited by: {', '.join(_named(edits))}.")
     if left_out := [f"{count} ({reason})" for reason, count in (known.get("skipped") or {}).items()]:
         sentences.append(f"Left out: {', '.join(left_out)}.")
     return [" ".join(sentences[:2]), *sentences[2:]]
+
+
+def _named(edits: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Editors with their files, of many files as of a stream the first and the last one."""
+    for editor, group in itertools.groupby(edits, lambda edit: edit.get("editor") or "unknown editor"):
+        files = [str(edit.get("file")) for edit in group]
+        if len(files) > MAX_NAMED:
+            yield f"{editor} ({len(files)} files, {files[0]} to {files[-1]})"
+        else:
+            yield from (f"{editor} ({file})" for file in files)
 
 
 SPEC = FigureSpec(

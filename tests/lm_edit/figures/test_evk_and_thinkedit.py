@@ -137,6 +137,16 @@ class TestMap:
         plain = evk_map.facts_of({**described, "relative": False, "edits": [], "skipped": {}})
         assert len(plain) == 1 and "sigma of the noise: 3.0 (absolute)" in plain[0]
 
+    def test_the_steps_of_a_stream_are_not_listed(self):
+        """A stream of 2,010 single edits filled the caption with as many names."""
+        stream = [{"file": f"stream/edit-{number:04d}.safetensors", "editor": "memit"} for number in range(2010)]
+        other = {"file": "one.safetensors", "editor": None}
+        edited = evk_map.facts_of({"edits": [*stream, other]})[1]
+        assert edited == (
+            "Edited by: memit (2010 files, stream/edit-0000.safetensors to stream/edit-2009.safetensors), "
+            "unknown editor (one.safetensors)."
+        )
+
     @pytest.mark.slow  # numba compiles for a minute
     def test_umap_from_a_file(self, tmp_path):
         pytest.importorskip("umap", reason="umap-learn is not installed")
