@@ -31,12 +31,12 @@ VARIED = {"mode", "edits", "num_edits", "edit_batch_size", "group_size", "immedi
 CHAT_TEMPLATE = "`--apply_chat_template`"
 
 # Tables and figures with results of models, by paper; the others are illustrations, examples of data, statistics and
-# settings. The figures of EVK and ThinkEdit are those of docs/figures.md.
+# settings. Figure 3 of EVK and the figures of ThinkEdit are those of docs/figures.md.
 RESULTS = {
     "BIRD": ("table", [3, 4, 5], "figure", [3, 4, 5, 6, 7]),
     "TMLR": ("table", [3, 4, 5, 9], "figure", [3, 4, 5, 6, 7, 8]),
     "WILD": ("table", [1, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14], "figure", [1, 4, 5]),
-    "EVK": ("table", [1, 2], "figure", []),
+    "EVK": ("table", [1, 2], "figure", [4, 5]),
     "ThinkEdit": ("table", [1, 2, 5, 6], "figure", []),
 }
 
