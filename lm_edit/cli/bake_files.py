@@ -1,11 +1,16 @@
-"""``lm-edit bake-facts``, ``lm-edit bake-templates``: files for ``build-bake`` from query results and from records."""
+"""``lm-edit bake-facts``, ``lm-edit bake-templates``: files for ``build-bake`` from query results and from records.
+
+``build-bake`` prints the table of categories, too.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections import Counter
+from collections.abc import Mapping
 from shlex import quote
+from typing import TYPE_CHECKING
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import SHARE
@@ -16,9 +21,38 @@ from lm_edit.cli.command import (
     real,
     say,
     say_reasons,
+    table,
     whole,
     write_output,
 )
+
+if TYPE_CHECKING:
+    from lm_eval_tasks.bake.categories import Category
+
+
+def add_category_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--category-rule``, for verbs that print :func:`say_categories`."""
+    parser.add_argument(
+        "--category-rule",
+        choices=("mean", "any"),
+        default="mean",
+        help="when a relation counts as one-to-many (many-to-one): mean: subjects have 1.5 objects or more in the mean "
+        "(objects 1.5 subjects), as in Bordes et al., 2013 (default); any: one subject (object) with several is enough",
+    )
+
+
+def say_categories(categories: Mapping[str, Category]) -> None:
+    """Print a table of the relations with their categories, counts and the form of the papers."""
+    table(
+        (
+            "relation", "category", "facts", "subjects with several objects", "objects with several subjects",
+            "the papers' form",
+        ),
+        [
+            (name, one.name, str(one.num_facts), str(one.subjects), str(one.objects), f"--form {one.form}")
+            for name, one in categories.items()
+        ],
+    )  # fmt: skip
 
 
 def _add_facts_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,14 +72,24 @@ def _add_facts_arguments(parser: argparse.ArgumentParser) -> None:
         help="leave ambiguous rows out instead of an error: an item without a label or with that of another one, a "
         "subject with several objects",
     )
+    parser.add_argument(
+        "--swap",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="relations whose file is that of the inverse relation, as re_P112 (founder of) of P112 (founded by): "
+        "subjects and objects of its rows change places",
+    )
+    add_category_argument(parser)
     parser.add_argument("--out", required=True, help="file of facts to write, for build-bake")
     add_overwrite_argument(parser)
 
 
 def _run_facts(args: argparse.Namespace) -> int:
-    from lm_eval_tasks.bake.wikidata import content, convert, parse_relation_file
+    from lm_eval_tasks.bake.categories import categorize
+    from lm_eval_tasks.bake.wikidata import content, convert, parse_relation_file, swap
 
-    files = [parse_relation_file(text) for text in args.results]
+    files = swap([parse_relation_file(text) for text in args.results], args.swap)
     check_output_files(args, "out", inputs=[file.path for file in files])
     converted = convert(files, several_objects=args.several_objects, skip_ambiguous=args.skip_ambiguous)
     write_output(args.out, json.dumps(content(files, converted), ensure_ascii=False, indent=1) + "\n")
@@ -55,6 +99,9 @@ def _run_facts(args: argparse.Namespace) -> int:
         say(f"repeated rows: {converted.num_repeated}")
     named = [(f"{row.subject_label} | {row.object_label}", reason) for row, reason in converted.ambiguous]
     say_reasons("left out", named)
+    say_categories(categorize(converted.items, args.category_rule))
+    if more := len(converted.items) - len(converted.facts):
+        say(f"the table also counts {more} pairs of items whose rows are left out")
     out = quote(str(args.out))
     say(f"the relations have no templates yet: lm-edit build-bake {out} --templates FILE, or --writer MODEL")
     return 0

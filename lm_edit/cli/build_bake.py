@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import NON_NEGATIVE, SEED
+from lm_edit.cli.bake_files import add_category_argument, say_categories
 from lm_edit.cli.command import (
     MAX_NAMED,
     Verb,
@@ -50,6 +51,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--relations", nargs="+", metavar="NAME", help="relations to edit; the facts of the others are locality prompts"
     )
+    add_category_argument(parser)
     parser.add_argument("--per-relation", type=whole(), metavar="N", help="N facts of every relation; default: all")
     parser.add_argument("--paraphrases", type=whole(), default=2, help="paraphrases of a record (default: %(default)s)")
     parser.add_argument(
@@ -90,6 +92,7 @@ def _run(args: argparse.Namespace) -> int:
     check_output_files(args, "out", "templates_out", inputs=[args.facts, *args.templates, args.writer])
     table = read_fact_table(args.facts)
     table.check_names(args.relations)
+    _say_categories(args, table)
     for path in args.templates:
         table = table.with_templates(read_templates(path))
     if args.writer is not None:
@@ -119,6 +122,26 @@ def _run(args: argparse.Namespace) -> int:
     task = "bake_qj" if args.form == "qa" else "bake_j"
     say(f"use it: lm_eval --model edited_hf --tasks {task} --model_args {quote(f'data={args.out},...')}")
     return 0
+
+
+def _say_categories(args: argparse.Namespace, table: FactTable) -> None:
+    """Print the categories of the relations to edit; warn of those that the papers ask about in the other form."""
+    from lm_eval_tasks.bake.categories import categorize
+
+    found = categorize(table.facts, args.category_rule)
+    edited = {name: one for name, one in found.items() if args.relations is None or name in args.relations}
+    say_categories(edited)
+    others = ", ".join(f"{name} ({one.name})" for name, one in edited.items() if one.form != args.form)
+    if others and args.form == "qa":
+        say(
+            "warning: reverse questions about these relations have several answers, and the papers ask for judgments "
+            f"only (--form judge); objects with several subjects are no new objects here: {others}"
+        )
+    elif others:
+        say(
+            "warning: reverse questions about these relations have one answer, and the papers ask them beside the "
+            f"judgments (--form qa): {others}"
+        )
 
 
 def _check_writer_options(args: argparse.Namespace) -> None:

@@ -11,6 +11,8 @@ The papers leave open: how many locality prompts are drawn (here at most :data:`
 whether a locality prompt may contain its answer (here not), or have the new object as a true answer, too (here not). An
 edit to an object that the subject has anyway, or to the subject itself (a relation such as spouse holds both ways), is
 no edit, and in Q&J a new object with several subjects has no single reverse answer: such objects are not drawn.
+Whether the papers take a relation for Q&J at all depends on its category (:mod:`lm_eval_tasks.bake.categories`); here
+every relation can be built in both forms.
 """
 
 from __future__ import annotations
@@ -36,6 +38,10 @@ FORMS = ("qa", "judge")  # BAKE-Q&J and BAKE-J
 NUM_PARAPHRASES = 2
 MAX_NEIGHBORS = 10
 NO_NEW_OBJECT = "no other fact of the relation has an object that can be the new one"
+NO_SINGLE_ANSWER = (
+    "every object that can be the new one has several subjects, so its reverse question has several answers (--form "
+    "judge asks none)"
+)
 NO_NEIGHBOR = "no other fact with the same object gives a locality prompt"
 TRIES = 20  # draws before the fitting facts are listed
 
@@ -186,7 +192,8 @@ def build_records(
             chance = random.Random("|".join([str(seed), *fact]))
             other = _other_fact(fact, others, objects[fact.subject], chance)
             if other is None:
-                built.left_out.append((fact, NO_NEW_OBJECT))
+                is_shared = any(_fits(one, fact, objects[fact.subject]) for one in facts)
+                built.left_out.append((fact, NO_SINGLE_ANSWER if is_shared else NO_NEW_OBJECT))
                 continue
             prompts = _neighbors(table, fact, other.object, with_object[fact.object], known, chance)
             neighbors = chance.sample(prompts, min(max_neighbors, len(prompts)))
@@ -214,19 +221,17 @@ def _with_reverse_answer(facts: Sequence[Fact], form: str) -> list[Fact]:
 
 
 def _other_fact(fact: Fact, others: Sequence[Fact], objects: Container[str], chance: random.Random) -> Fact | None:
-    """A random fact of another subject; ``None`` without any.
-
-    Its object is neither the edited subject nor one that this has.
-    """
-
-    def fits(other: Fact) -> bool:
-        return fact.subject not in (other.subject, other.object) and other.object not in objects
-
+    """A random one of the facts that fit; ``None`` without any."""
     for _ in range(TRIES if others else 0):
-        if fits(other := chance.choice(others)):
+        if _fits(other := chance.choice(others), fact, objects):
             return other
-    left = [other for other in others if fits(other)]
+    left = [other for other in others if _fits(other, fact, objects)]
     return chance.choice(left) if left else None
+
+
+def _fits(other: Fact, fact: Fact, objects: Container[str]) -> bool:
+    """Whether a fact has another subject, and an object that is neither the edited subject nor one that this has."""
+    return fact.subject not in (other.subject, other.object) and other.object not in objects
 
 
 def _neighbors(

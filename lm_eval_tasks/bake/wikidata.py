@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.files import read_text, sha256_of, user_path
 from edit_hooks.utils.json_io import parse_json
 from lm_eval_tasks.common.facts import Fact
@@ -36,11 +36,16 @@ MAX_NAMED = 3  # rows that an error names for one reason
 
 
 class RelationFile(NamedTuple):
-    """A result of the service: the facts of one relation, and the relation's name in words, if it has one."""
+    """A result of the service: the facts of one relation, and the relation's name in words, if it has one.
+
+    Attributes:
+        is_swapped: the relation is the inverse of the file's: the columns of subject and object change places.
+    """
 
     relation: str
     label: str
     path: Path
+    is_swapped: bool = False
 
 
 class Row(NamedTuple):
@@ -72,11 +77,26 @@ class Converted:
         facts: in the order of the files, each once.
         ambiguous: (row, reason).
         num_repeated: rows that repeat an earlier one.
+        items: the ids of subject and object of all rows where both are items, each pair once. Ambiguous rows are among
+            them: without these, no subject would have several objects.
     """
 
     facts: list[Fact] = field(default_factory=list)
     ambiguous: list[tuple[Row, str]] = field(default_factory=list)
     num_repeated: int = 0
+    items: list[Fact] = field(default_factory=list)
+
+
+def swap(files: Sequence[RelationFile], names: Iterable[str]) -> list[RelationFile]:
+    """The files, with those of the named relations swapped.
+
+    Raises:
+        EditingError: for a name that no file has.
+    """
+    swapped, known = set(names), [file.relation for file in files]
+    for name in sorted(swapped - set(known)):
+        raise EditingError(f"--swap {name}: no file is given for this relation.{near_misses(name, known)}")
+    return [file._replace(is_swapped=file.relation in swapped) for file in files]
 
 
 def parse_relation_file(text: str) -> RelationFile:
@@ -120,18 +140,22 @@ def convert(files: Sequence[RelationFile], *, several_objects: bool = False, ski
     if not facts:
         raise EditingError("the results have no unambiguous row; nothing is left to make facts of.")
     converted.facts = list(facts)
+    linked = (Fact(row.subject, row.relation, row.object) for row in rows if row.subject and row.object)
+    converted.items = list(dict.fromkeys(linked))
     return converted
 
 
 def content(files: Sequence[RelationFile], converted: Converted) -> dict[str, Any]:
     """The content of the file of facts; its relations have no templates yet."""
     counts = Counter(reason for _, reason in converted.ambiguous)
+    swapped = [file.relation for file in files if file.is_swapped]
     return {
         "relations": {file.relation: {"label": file.label} if file.label else {} for file in files},
         "facts": [list(fact) for fact in converted.facts],
         "provenance": {
             "builder": "lm-edit bake-facts",
             "sha256": {file.relation: sha256_of(file.path) for file in files},
+            **({"swapped": swapped} if swapped else {}),
             "left_out": dict(counts.most_common()),
         },
     }
@@ -186,10 +210,10 @@ def _read(file: RelationFile) -> Iterator[Row]:
     rows = list(_csv_rows(file.path) if file.path.suffix.lower() == ".csv" else _json_rows(file.path))
     if not rows:
         raise EditingError(f"{file.path} has no rows.")
+    s, o = ("o", "s") if file.is_swapped else ("s", "o")
     for where, values in rows:
-        ids = [_ITEM.fullmatch(values[name]) for name in ("s", "o")]
-        subject, object = (found[1] if found else "" for found in ids)
-        yield Row(where, file.relation, subject, values["sLabel"], object, values["oLabel"])
+        subject, object = (found[1] if (found := _ITEM.fullmatch(values[name])) else "" for name in (s, o))
+        yield Row(where, file.relation, subject, values[f"{s}Label"], object, values[f"{o}Label"])
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:

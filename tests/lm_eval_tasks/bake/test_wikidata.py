@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import run_verb
+from wikidata_results import Rows, write_rows
 
 from lm_eval_tasks.bake.building import read_fact_table
-from lm_eval_tasks.bake.wikidata import COLUMNS
 from lm_eval_tasks.common.facts import Fact
 
-ENTITY = "http://www.wikidata.org/entity/"
-Rows = list[tuple[str, str, str, str]]
 CAPITALS: Rows = [("Q1", "Elmland", "Q11", "Elm"), ("Q2", "Firland", "Q12", "Fir"), ("Q3", "Gumland", "Q13", "Gum")]
 
 
-def write(path: Path, rows: Rows, form: str = "list") -> Path:
-    """Write rows of (id, label, id, label) as the query service or its web page does."""
-    full = [(ENTITY + s if s[:1] == "Q" else s, a, ENTITY + o if o[:1] == "Q" else o, b) for s, a, o, b in rows]
-    named = [dict(zip(COLUMNS, row, strict=True)) for row in full]
-    if form == "csv":
-        with path.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([COLUMNS, *full])
-    elif form == "bindings":
-        bindings = [{name: {"type": "x", "value": value} for name, value in row.items()} for row in named]
-        path.write_text(json.dumps({"head": {"vars": COLUMNS}, "results": {"bindings": bindings}}), encoding="utf-8")
-    else:
-        path.write_text(json.dumps(named), encoding="utf-8")
-    return path
-
-
 def make(tmp_path: Path, rows: Rows, *more: str) -> int:
-    path = write(tmp_path / "rows.json", rows)
+    path = write_rows(tmp_path / "rows.json", rows)
     return run_verb(["bake-facts", f"P36:capital={path}", "--out", str(tmp_path / "facts.json"), *more])
 
 
@@ -45,7 +27,7 @@ def facts(tmp_path: Path) -> list[list[str]]:
 
 @pytest.mark.parametrize("form", ["list", "bindings", "csv"])
 def test_results_become_facts_that_build_bake_reads(form: str, tmp_path: Path, capsys: Any) -> None:
-    path = write(tmp_path / f"rows.{'csv' if form == 'csv' else 'json'}", CAPITALS, form)
+    path = write_rows(tmp_path / f"rows.{'csv' if form == 'csv' else 'json'}", CAPITALS, form)
     assert run_verb(["bake-facts", f"P36:capital={path}", "--out", str(tmp_path / "facts.json")]) == 0
     assert "facts: 3 (P36 3)" in capsys.readouterr().out
     table = read_fact_table(tmp_path / "facts.json")
@@ -54,7 +36,10 @@ def test_results_become_facts_that_build_bake_reads(form: str, tmp_path: Path, c
 
 
 def test_several_relations_and_repeated_rows(tmp_path: Path, capsys: Any) -> None:
-    first, second = write(tmp_path / "a.json", [*CAPITALS, CAPITALS[0]]), write(tmp_path / "b.json", CAPITALS[:1])
+    first, second = (
+        write_rows(tmp_path / "a.json", [*CAPITALS, CAPITALS[0]]),
+        write_rows(tmp_path / "b.json", CAPITALS[:1]),
+    )
     given = ["bake-facts", f"P36:capital={first}", f"other={second}", "--out", str(tmp_path / "facts.json")]
     assert run_verb(given) == 0
     assert "facts: 4 (P36 3, other 1)" in (out := capsys.readouterr().out) and "repeated rows: 1" in out
@@ -96,15 +81,18 @@ def test_subjects_with_several_objects_are_accepted_where_wanted(tmp_path: Path)
 
 
 def test_labels_are_compared_over_all_files(tmp_path: Path, capsys: Any) -> None:
-    first, second = write(tmp_path / "a.json", CAPITALS), write(tmp_path / "b.json", [("Q9", "Elm", "Q8", "Oak")])
+    first, second = (
+        write_rows(tmp_path / "a.json", CAPITALS),
+        write_rows(tmp_path / "b.json", [("Q9", "Elm", "Q8", "Oak")]),
+    )
     assert run_verb(["bake-facts", f"a={first}", f"b={second}", "--out", str(tmp_path / "facts.json")]) == 2
     assert "several items have the same label (2)" in capsys.readouterr().err
 
 
 def test_files_of_one_name_in_two_folders_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    first = write(tmp_path / "a" / "rows.json", [("Q1", "Q1", "Q11", "Elm"), CAPITALS[1]])
-    second = write(tmp_path / "rows.json", [CAPITALS[2], CAPITALS[1]])
+    first = write_rows(tmp_path / "a" / "rows.json", [("Q1", "Q1", "Q11", "Elm"), CAPITALS[1]])
+    second = write_rows(tmp_path / "rows.json", [CAPITALS[2], CAPITALS[1]])
     given = ["bake-facts", f"a={first}", f"b={second}", "--skip-ambiguous", "--out", str(tmp_path / "facts.json")]
     assert run_verb(given) == 0
     assert facts(tmp_path) == [["Firland", "a", "Fir"], ["Gumland", "b", "Gum"], ["Firland", "b", "Fir"]]
@@ -153,6 +141,6 @@ def test_mistakes_on_the_command_line(
     given: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "rows.json", CAPITALS)
+    write_rows(tmp_path / "rows.json", CAPITALS)
     assert run_verb(["bake-facts", "--out", "facts.json", *given]) == 2
     assert message in capsys.readouterr().err
