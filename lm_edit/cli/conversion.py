@@ -1,4 +1,4 @@
-"""``lm-edit build-bake-concept``, ``lm-edit build-knowgic``: records of benchmarks from other files."""
+"""``lm-edit build-bake-concept``: records of BAKE-concept from ConceptEdit's files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from shlex import quote
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.cli.command import Verb, add_overwrite_argument, check_output_files, say, whole, write_output
+from lm_edit.cli.command import Verb, add_overwrite_argument, check_output_files, say, write_output
 
 MAX_NAMED = 5  # concepts that are named for one reason
 
@@ -51,43 +51,6 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _add_graph_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "graph",
-        help='JSON with "relations" (name -> prompt, question), "facts", "edits" and, if wanted, "aliases" and '
-        '"wordings" (of single facts: fact, prompt, question)',
-    )
-    parser.add_argument(
-        "--max-steps", type=whole(), default=5, help="longest chain (default: %(default)s, as published)"
-    )
-    parser.add_argument("--out", required=True, help="file of records to write, for data=/path")
-    parser.add_argument("--aliases-out", help="file of the answers' other names to write, for knowgic_aliases=/path")
-    add_overwrite_argument(parser)
-
-
-def _run_graph(args: argparse.Namespace) -> int:
-    from lm_eval_tasks.knowgic.graph import build_record, read_graph
-
-    check_output_files(args, "out", "aliases_out", inputs=[args.graph])
-    graph = read_graph(args.graph)
-    records = [build_record(graph, edit, number, args.max_steps) for number, edit in enumerate(graph.edits)]
-    write_output(args.out, json.dumps(records, ensure_ascii=False, indent=1) + "\n")
-    if args.aliases_out:
-        aliases = {name: {"answer_alias": list(names)} for name, names in graph.aliases.items()}
-        write_output(args.aliases_out, json.dumps(aliases, ensure_ascii=False, indent=1) + "\n")
-    lengths = Counter(len(chain["answers"]) for record in records for chain in record["chains"])
-    say(f"edits: {len(records)}")
-    for length, count in sorted(lengths.items()):
-        say(f"chains of length {length}: {count}")
-    if given_away := graph.given_away():
-        named = "; ".join(map(graph.question, given_away[:MAX_NAMED]))
-        more = f" and {len(given_away) - MAX_NAMED} more" if len(given_away) > MAX_NAMED else ""
-        say(f"facts whose question has the answer, as a response that repeats it: {len(given_away)} ({named}{more})")
-    say(f"use it: lm_eval --model edited_hf --tasks knowgic_prob --model_args {quote(f'data={args.out},...')}")
-    return 0
-
-
 VERBS: dict[str, Verb] = {
     "build-bake-concept": Verb("build the records of BAKE-concept from ConceptEdit's files", _add_arguments, _run),
-    "build-knowgic": Verb("build records of KnowGIC from a knowledge graph", _add_graph_arguments, _run_graph),
 }

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import NON_NEGATIVE, SEED
-from lm_edit.cli.command import Verb, add_overwrite_argument, check_output_files, say, whole, write_output
-from lm_edit.cli.conversion import MAX_NAMED
+from lm_edit.cli.command import MAX_NAMED, Verb, add_overwrite_argument, check_output_files, say, whole, write_output
 
 if TYPE_CHECKING:
     from judges.backends.base import Outcome
@@ -217,14 +216,8 @@ def _content(grower: Grower, growth: Growth, args: argparse.Namespace, writer: W
     """The graph as ``build-knowgic`` reads it, with its provenance."""
     from edit_hooks.utils.files import sha256_of, user_path
 
-    graph = grower.graph()
-    wordings = [{"fact": list(fact), **wording._asdict()} for fact, wording in graph.wordings.items()]
     return {
-        "relations": {name: relation._asdict() for name, relation in graph.relations.items()},
-        "facts": [list(fact) for fact in graph.facts],
-        "edits": [[*edit.fact[:2], edit.target_new] for edit in graph.edits],
-        "aliases": {entity: list(names) for entity, names in graph.aliases.items()},
-        **({"wordings": wordings} if wordings else {}),
+        **grower.graph().to_json(),
         "provenance": {
             "writer": writer.describe(),
             "seeds_sha256": sha256_of(user_path(args.seeds, "file of seeds")),

@@ -15,6 +15,7 @@ from edit_hooks.utils.printable import printable
 from lm_edit.cli import (
     bake_files,
     build_bake,
+    build_knowgic,
     build_qaedit,
     build_seeds,
     cache,
@@ -51,6 +52,7 @@ VERBS: dict[str, Verb] = {
     **build_qaedit.VERBS,
     **build_seeds.VERBS,
     **grow_graph.VERBS,
+    **build_knowgic.VERBS,
     **cache.VERBS,
     **judging.VERBS,
     **results.VERBS,

@@ -7,7 +7,7 @@ model's reasoning, corrected by annotators, is not part of this: the facts are g
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from lm_eval_tasks.common.fields import Fields
 from lm_eval_tasks.knowgic.benchmark import relation_words
 
 MAX_STEPS = 5
+CONTEXTS = ("entities", "chains", "graph")  # of build_record
 KEYS = ("relations", "facts", "edits", "aliases", "wordings", "provenance")
 RELATION_KEYS, WORDING_KEYS = ("prompt", "question"), ("fact", "prompt", "question")
 
@@ -38,6 +39,23 @@ class Edit(NamedTuple):
     target_new: str
 
 
+class Origin(NamedTuple):
+    """Where the facts of a joined graph come from.
+
+    Attributes:
+        graphs: an entry for each of the joined graphs, for people.
+        holders: fact -> names of the graphs that have it.
+    """
+
+    graphs: Sequence[Mapping[str, Any]]
+    holders: Mapping[Fact, Sequence[str]]
+
+    def describe(self, facts: Iterable[Fact]) -> dict[str, Any]:
+        """``provenance`` of some of the facts."""
+        named = [{"fact": list(fact), "graphs": list(self.holders[fact])} for fact in facts]
+        return {"graphs": [dict(graph) for graph in self.graphs], "facts": named}
+
+
 @dataclass(frozen=True)
 class KnowledgeGraph:
     """Facts with their wordings, and the edits to make.
@@ -48,6 +66,7 @@ class KnowledgeGraph:
         edits: each of one of the facts.
         aliases: entity -> other names.
         wordings: of facts that have another one than their relation.
+        origin: of the facts of several graphs.
     """
 
     relations: Mapping[str, Relation]
@@ -55,6 +74,7 @@ class KnowledgeGraph:
     edits: Sequence[Edit]
     aliases: Mapping[str, Sequence[str]]
     wordings: Mapping[Fact, Relation] = field(default_factory=dict)
+    origin: Origin | None = None
 
     def wording(self, fact: Fact) -> Relation:
         """Statement and question of a fact."""
@@ -72,6 +92,17 @@ class KnowledgeGraph:
         """The facts whose question has the answer; the paper has none (section 5.1.1), the released files nine."""
         return [fact for fact in self.facts if has_answer(self.question(fact), self.names(fact.object))]
 
+    def to_json(self) -> dict[str, Any]:
+        """The content of a file of the graph."""
+        wordings = [{"fact": list(fact), **wording._asdict()} for fact, wording in self.wordings.items()]
+        return {
+            "relations": {name: relation._asdict() for name, relation in self.relations.items()},
+            "facts": [list(fact) for fact in self.facts],
+            "edits": [[*edit.fact[:2], edit.target_new] for edit in self.edits],
+            "aliases": {entity: list(names) for entity, names in self.aliases.items()},
+            **({"wordings": wordings} if wordings else {}),
+        }
+
 
 def read_graph(path: str | Path) -> KnowledgeGraph:
     """Read a graph from JSON: ``relations`` (name -> prompt, question), ``facts``, ``edits``.
@@ -81,15 +112,23 @@ def read_graph(path: str | Path) -> KnowledgeGraph:
     with another wording than their relation, and ``provenance``, for people.
 
     Raises:
-        EditingError: for unreadable JSON, another layout, unknown keys and relations, a name in two cases, two facts
-            between the same entities, and an edit or a wording of a fact that the graph lacks, an edit of one of
-            several objects, to the same object, or that stands there twice.
+        EditingError: for unreadable JSON, and as :func:`parse_graph`.
     """
-    record = read_json(path, "knowledge graph")
+    return parse_graph(read_json(path, "knowledge graph"), str(path))
+
+
+def parse_graph(record: object, where: str) -> KnowledgeGraph:
+    """Check and convert the content of a file of a graph.
+
+    Raises:
+        EditingError: for another layout, unknown keys and relations, a name in two cases, two facts between the same
+            entities, and an edit or a wording of a fact that the graph lacks, an edit of one of several objects, to
+            the same object, or that stands there twice.
+    """
     if not isinstance(record, Mapping):
-        raise EditingError(f"{path} is no object; one with relations, facts and edits is needed.")
-    fields = Fields(record, str(path))
-    _check_keys(str(path), record, KEYS)
+        raise EditingError(f"{where} is no object; one with relations, facts and edits is needed.")
+    fields = Fields(record, where)
+    _check_keys(where, record, KEYS)
     relations = read_relations(fields)
     facts = list(read_facts(fields, "facts", relations))
     by_entities: dict[tuple[str, str], Fact] = {}
@@ -210,15 +249,31 @@ def find_chains(facts: Sequence[Fact], edit: Edit, max_steps: int = MAX_STEPS) -
     return sorted(extend([], {edit.fact.subject}), key=len)
 
 
-def build_record(graph: KnowledgeGraph, edit: Edit, case_id: int, max_steps: int = MAX_STEPS) -> dict[str, Any]:
+def build_record(
+    graph: KnowledgeGraph, edit: Edit, case_id: int, max_steps: int = MAX_STEPS, context: str = "entities"
+) -> dict[str, Any]:
     """The record of an edit, in the layout of one row for every edit.
 
-    The broader context are all facts about the entities of the chains but the edited subject.
+    It has ``provenance``, the origin of its facts, if the graph is a joined one.
+
+    The broader context never has facts about the edited subject. Definition 4 of the paper covers all other facts of
+    the graph. In the released files it has the facts of the edit's chains only, so that no fact is about an entity
+    that leads nowhere; whether the graphs behind them had further ones is not known.
+
+    Args:
+        context: facts of the broader context, one of :data:`CONTEXTS`: those whose subject is an entity of a chain,
+            those of the chains, or all of the graph.
     """
     chains = find_chains(graph.facts, edit, max_steps)
-    entities = {fact.subject for chain in chains for fact in chain} - {edit.fact.subject}
-    context = [fact for fact in graph.facts if fact.subject in entities]
-    return {
+    steps = {fact for chain in chains for fact in chain}
+    entities = {fact.subject for fact in steps}
+    around = [
+        fact
+        for fact in graph.facts
+        if fact.subject != edit.fact.subject
+        and (context == "graph" or (fact in steps if context == "chains" else fact.subject in entities))
+    ]
+    record: dict[str, Any] = {
         "case_id": case_id,
         "requested_rewrite": [
             {
@@ -229,8 +284,12 @@ def build_record(graph: KnowledgeGraph, edit: Edit, case_id: int, max_steps: int
             }
         ],
         "chains": [_lists(graph, chain) for chain in chains],
-        "broader_context": _lists(graph, context),
+        "broader_context": _lists(graph, around),
     }
+    if graph.origin is not None:
+        used = dict.fromkeys([*(fact for chain in chains for fact in chain), *around])
+        record["provenance"] = graph.origin.describe(used)
+    return record
 
 
 def _lists(graph: KnowledgeGraph, facts: Sequence[Fact]) -> dict[str, list[str]]:

@@ -155,7 +155,7 @@ NEEDED = {
     "stats": [],
     "build-bake": ["x", "--out", "y"],
     "bake-templates": ["x", "--out", "y"],
-    "build-knowgic": ["--graph", "x", "--out", "y"],
+    "build-knowgic": ["x", "--out", "y"],
     "build-qaedit": ["x", "--locality", "x", "--writer", "hf:x", "--out", "y"],
     "build-seeds": ["--out", "y"],
     "grow-graph": ["x", "--writer", "hf:m", "--out", "y"],

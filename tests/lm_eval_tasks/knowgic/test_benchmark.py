@@ -165,5 +165,8 @@ def test_published_records(name: str, edits: int, by_length: list[int], context:
         prompts = [probe["prompt"] for probe in doc["probes"]]
         questions = {hop.question for chain in case.chains for hop in chain} | {hop.question for hop in case.context}
         assert len(prompts) == len(set(prompts)) == len(questions)
+    for case in loaded.records:  # as build-knowgic --context chains
+        steps = {hop for chain in case.chains for hop in chain if hop.subject != case.request.subject}
+        assert {(hop.statement, hop.answer) for hop in case.context} == {(hop.statement, hop.answer) for hop in steps}
     pinned = KNOWGIC.source.sets["v1" if "v1" in name else "current"]
     assert isinstance(pinned, PinnedFile) and pinned.sha256 == source["sha256"]

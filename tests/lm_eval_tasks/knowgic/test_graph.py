@@ -78,6 +78,26 @@ def test_the_longest_chain_is_a_setting(tmp_path: Path) -> None:
     assert (evaluate(found["ifr_longer_active_prob"]).value, evaluate(found["ifr_active_prob"]).value) == (1, 2)
 
 
+@pytest.mark.parametrize(
+    ("options", "context"),
+    [
+        ([], ["B in Z", "B near C", "C near A", "C in Z", "B near D"]),
+        (["--context", "entities"], ["B in Z", "B near C", "C near A", "C in Z", "B near D"]),
+        (["--context", "chains"], ["B in Z", "B near C", "C in Z"]),
+        (["--context", "graph"], ["B in Z", "B near C", "C near A", "C in Z", "B near D", "Z in Y", "E in Z"]),
+        (["--context", "chains", "--max-steps", "2"], ["B in Z"]),
+        (["--context", "graph", "--max-steps", "1"],
+         ["B in Z", "B near C", "C near A", "C in Z", "B near D", "Z in Y", "E in Z"]),
+    ],
+)  # fmt: skip
+def test_the_broader_context_is_a_choice(tmp_path: Path, options: list[str], context: list[str]) -> None:
+    """In the order of the graph, and never about A, the edited subject."""
+    code, out = build(tmp_path, GRAPH, *options)
+    (case,) = KNOWGIC.load({"data": str(out)}).records
+    assert code == 0
+    assert [f"{hop.subject} {hop.relation.removeprefix('is ')} {hop.answer}" for hop in case.context] == context
+
+
 def test_names_may_hold_dots(tmp_path: Path) -> None:
     names = tmp_path / "names.json"
     relation = {"prompt": "{} is in", "question": "Where is {}?"}
