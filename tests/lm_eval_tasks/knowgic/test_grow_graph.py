@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from command_line import run_verb
-from graph_world import World, parse_prompt, write_seeds
+from graph_world import REASONING, World, parse_prompt, write_seeds, write_wording
 from judge_server import JudgeServer, ServerFault, serve
 from paths import HELPERS, ROOT
 
@@ -60,6 +60,44 @@ def test_the_graph_becomes_records(tmp_path: Path, capsys: Any) -> None:
     assert sorted(len(chain) for chain in case.chains) == [1, 2, 2]
     assert case.chains[0][0].question == "What is the school of Ada Moss?"
     assert (case.request.text, case.request.target_new) == ("The school of Ada Moss is", "Oakridge")
+
+
+def test_the_graphs_of_two_models_become_records(tmp_path: Path, capsys: Any) -> None:
+    """The second model knows no house, but the friend, and words every question in another way."""
+
+    def answer(question: str) -> str | None:
+        if not question.startswith("Tell me: "):
+            return None
+        known = {"What is the friend of Ada Moss?": "Zed Orr.", "What is the house of Ada Moss?": "I do not know."}
+        question = question.removeprefix("Tell me: ")
+        return known.get(question) or World()(question)
+
+    def reason(question: str) -> str:
+        return "\n".join(REASONING[question.removeprefix("Tell me: ")])
+
+    def word(texts: Any) -> str:
+        return write_wording(*texts).replace('"question": "', '"question": "Tell me: ')
+
+    graphs = []
+    for name, world in (("one", World()), ("two", World({"question": answer, "reasoning": reason, "wording": word}))):
+        folder = tmp_path / name
+        folder.mkdir()
+        with serve_world(world) as server:
+            words = [text.replace("openai:w@", f"openai:{name}@") for text in words_of(folder, server, "--rounds", "1")]
+            assert main(words) == 0
+        graphs.append(str(folder / "graph.json"))
+    chains = tmp_path / "chains.json"
+    capsys.readouterr()
+    assert main(["build-knowgic", *graphs, "--out", str(chains), "--context", "graph"]) == 0
+    printed = capsys.readouterr().out
+    assert f"{graphs[0]} (one): 4 facts, 4 of them joined, 1 in no other graph" in printed
+    assert f"{graphs[1]} (two): 4 facts, 4 of them joined, 1 in no other graph" in printed
+    assert "facts: 5, 3 in all graphs" in printed and "relations, worded otherwise in an earlier graph (3)" in printed
+    (record,) = json.loads(chains.read_text(encoding="utf-8"))
+    held = {one["fact"][1]: one["graphs"] for one in record["provenance"]["facts"]}
+    assert held["house"] == graphs[:1] and held["school"] == graphs
+    assert [one["writer"]["model"] for one in record["provenance"]["graphs"]] == ["one", "two"]
+    assert KNOWGIC.load({"data": str(chains)}).records
 
 
 def test_a_review_on_the_command_line(tmp_path: Path, capsys: Any) -> None:
