@@ -20,6 +20,18 @@ class _Refused(ValueError):
     """A YAML text that is well formed and not accepted; the message says why."""
 
 
+class _Loader(yaml.SafeLoader):
+    r"""The safe loader with JSON's surrogate pairs as one character, as in ``"\ud83d\ude00"``."""
+
+    def compose_scalar_node(self, anchor: str | None) -> yaml.ScalarNode:
+        node = super().compose_scalar_node(anchor)
+        try:
+            node.value = node.value.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            raise _Refused("a text holds half of a surrogate pair, which is no character") from None
+        return node
+
+
 def parse_yaml(text: str) -> Any:
     """Parse one YAML document with the safe loader.
 
@@ -28,7 +40,7 @@ def parse_yaml(text: str) -> Any:
             themselves or write out to more than :data:`MAX_NODES` nodes; the message is one line.
     """
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None

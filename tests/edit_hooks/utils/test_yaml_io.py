@@ -17,6 +17,11 @@ def test_anchors_and_merge_keys_within_bounds() -> None:
     assert parse_yaml("") is None
 
 
+def test_escapes_of_json_are_one_character() -> None:
+    """A settings file that a program wrote as JSON; as two halves the text could not be written again."""
+    assert parse_yaml('{"\\ud83d\\ude00": ["a\\ud83d\\ude00", "\\u00e9"]}') == {"\U0001f600": ["a\U0001f600", "\u00e9"]}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -30,6 +35,7 @@ def test_anchors_and_merge_keys_within_bounds() -> None:
         ("a: b\0", "special characters"),
         ("a: 1\n---\nb: 2", "expected a single document"),
         ("? {a: b}\n: c", "unhashable"),
+        ('a: "\\ud83d"', "half of a surrogate pair"),
     ],
 )
 def test_what_is_refused(text: str, message: str) -> None:
