@@ -172,17 +172,17 @@ def _short_hash(content: object) -> str:
 def _identities(rows: pd.DataFrame, case_sets: Mapping[tuple[str, str], CaseSet]) -> list[tuple[str, dict[str, str]]]:
     """Name and identity of every run of a column.
 
-    Where some runs have no samples, ``--limit`` is what is known of all of them. Only batches and streams name their
-    edits: the unedited model has none, and single edits are those of the cases. Prompts are compared where all runs
-    were asked the same cases.
+    Where some runs have no samples, ``--limit`` and ``--samples`` are what is known of all of them. Only batches and
+    streams name their edits: the unedited model has none, and single edits are those of the cases. Prompts are compared
+    where all runs were asked the same cases.
     """
     found = [case_sets.get((str(run), str(task))) for run, task in zip(rows["run"], rows["task"], strict=True)]
     known = [None if one is None else one.cases for one in found]
-    limits = [f"--limit {text_of(limit)}" if not is_missing(limit) else "all cases" for limit in rows["limit"]]
+    options = [_case_options(*chosen) for chosen in zip(rows["limit"], rows["samples"], strict=True)]
     if None in known and len(set(known)) <= 2:
-        sets = limits
+        sets = options
     else:
-        sets = [cases or limit for cases, limit in zip(known, limits, strict=True)]
+        sets = [cases or option for cases, option in zip(known, options, strict=True)]
     fields = [field for field in IDENTITY if field not in ("cases", "prompts", "edits")]
     identities = []
     for row, asked, one in zip(rows.to_dict("records"), sets, found, strict=True):
@@ -193,6 +193,13 @@ def _identities(rows: pd.DataFrame, case_sets: Mapping[tuple[str, str], CaseSet]
             identity["edits"] = edits
         identities.append((str(row["run_name"]), identity))
     return identities
+
+
+def _case_options(limit: object, samples: object) -> str:
+    """The options of lm-eval that chose the cases."""
+    if not is_missing(limit):
+        return f"--limit {text_of(limit)}"
+    return f"--samples {samples}" if samples else "all cases"
 
 
 class _Refusal(NamedTuple):
@@ -232,7 +239,10 @@ def _message(refusals: Iterable[_Refusal]) -> str:
 
 def _advice(field: str, values: Sequence[tuple[str, tuple[str, ...]]]) -> str:
     if field == "cases":
-        return "Evaluate the same cases in all runs (same --limit, subset and data), or name one kind of run alone."
+        return (
+            "Evaluate the same cases in all runs (same --limit, --samples, subset and data), or name one kind of run "
+            "alone."
+        )
     if field == "prompts":
         return (
             "The few-shot examples are others. Evaluate with the same --fewshot_seed in all runs; those of an earlier "

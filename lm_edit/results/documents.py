@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -70,7 +70,12 @@ class Question:
 class CaseDocument:
     """One case of a task in a run.
 
+    The documents of a run are distinguished by task, version, data, protocol and ``doc_id``: settings of a task and a
+    chat template are not part of the run.
+
     Attributes:
+        file: path of the newest result file that has the case. task_version, data_hash, protocol: of its result, as in
+            ``load_results``. judge: of its verdicts, "" without any.
         edits: the case's edits (prompt, subject, target_new, target_true, ...), as in the documents.
         metrics: ``<metric>[@<stage>],<filter>`` -> value; ``None`` is unscored.
         reasons: the same keys -> why a value is missing.
@@ -79,7 +84,12 @@ class CaseDocument:
     """
 
     run: str
+    file: str
     task: str
+    task_version: str
+    data_hash: str
+    protocol: str
+    judge: str
     doc_id: int
     case_id: str
     category: str
@@ -95,7 +105,9 @@ class CaseDocument:
         return asdict(self)
 
 
-def load_documents(paths: Paths, *, require_samples: bool = True) -> Iterator[CaseDocument]:
+def load_documents(
+    paths: Paths, *, require_samples: bool = True, places: Collection[tuple[str, ...]] | None = None
+) -> Iterator[CaseDocument]:
     """Yield the cases of all runs, task by task; of the files that ``load_results`` uses.
 
     A case that several files have, as with two judges, comes once: as the newest file has it, with the scores of older
@@ -103,18 +115,21 @@ def load_documents(paths: Paths, *, require_samples: bool = True) -> Iterator[Ca
 
     Args:
         require_samples: as of ``load_cases``.
+        places: (file, task) of the results whose cases are wanted, as in rows of ``load_results``; ``None``: all.
 
     Raises:
         EditingError: as ``load_cases``.
     """
     current = CurrentResults(paths)
-    places: dict[tuple[str, ...], list[tuple[ResultFile, str]]] = {}
+    of_result: dict[tuple[str, ...], list[tuple[ResultFile, str]]] = {}
     for file, task in current.places:
+        if places is not None and (str(file.path), task) not in places:
+            continue
         if file.num_cases(task) is not None and (require_samples or file.sample_file(task) is not None):
             about = TaskFacts(file, task)
             names = (file.facts.run, task, *(about.columns[name] for name in ("task_version", "data_hash")))
-            places.setdefault((*names, about.protocol), []).append((file, task))
-    for *older, newest in places.values():
+            of_result.setdefault((*names, about.protocol), []).append((file, task))
+    for *older, newest in of_result.values():
         missing = _scores_of(current, older)
         for document in task_documents(*newest):
             metrics, reasons = missing.get(document.doc_id, ({}, {}))
@@ -146,6 +161,7 @@ def _scores_of(
 def task_documents(file: ResultFile, task: str) -> Iterator[CaseDocument]:
     """Yield the cases of one task of a run."""
     about = TaskFacts(file, task)
+    of_task = {name: about.columns[name] for name in ("task_version", "data_hash")}
     by_doc: dict[int, list[tuple[str, Mapping[str, Any]]]] = {}
     for where, sample in file.samples(task):
         by_doc.setdefault(sample["doc_id"], []).append((where, sample))
@@ -156,7 +172,11 @@ def task_documents(file: ResultFile, task: str) -> Iterator[CaseDocument]:
             metrics, reasons = _metrics([sample for _, sample in samples], about.metrics)
             yield CaseDocument(
                 run=file.facts.run,
+                file=str(file.path),
                 task=task,
+                **of_task,
+                protocol=about.protocol,
+                judge=about.judge,
                 doc_id=doc_id,
                 case_id=str(doc.get("case_id", doc_id)),
                 category=str(doc.get("category") or ""),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import parse_json
-from lm_edit.results.runs import Paths, ResultFile
+from lm_edit.results.runs import Paths
 from lm_edit.results.schema import BREAKDOWN_COLUMNS, RETENTION_COLUMNS, SCHEMA_VERSION
 from lm_edit.results.tables import CurrentResults, make_frame
 from lm_edit.results.task_facts import TaskFacts
@@ -24,10 +25,10 @@ def load_retention(paths: Paths) -> pd.DataFrame:
         EditingError: as ``load_results``.
     """
     rows = []
-    for file, task, column, content in _texts(paths):
+    for about, column, content in _texts(paths):
         if column.stage == RETENTION and content:
             shown = content.get("steps_shown") or range(content["num_steps"])
-            place = {"run": file.facts.run, "task": task, "metric": column.metric, "filter": column.filter}
+            place = _result(about, column)
             for step, values in zip(shown, content["matrix"], strict=True):
                 cells = zip(shown, values, strict=False)  # the lower triangle
                 rows += [{**place, "step": step, "edited_at": at, "value": value} for at, value in cells]
@@ -41,17 +42,22 @@ def load_breakdown(paths: Paths) -> pd.DataFrame:
         EditingError: as ``load_results``.
     """
     rows = []
-    for file, task, column, content in _texts(paths):
-        metrics = TaskFacts(file, task).metrics
-        for metric in metrics:
+    for about, column, content in _texts(paths):
+        for metric in about.metrics:
             if column.metric.startswith(f"{metric}_by_") and not column.stage:
                 field = column.metric.removeprefix(f"{metric}_by_")
-                place = {"run": file.facts.run, "task": task, "metric": metric, "filter": column.filter, "field": field}
+                place = {**_result(about, replace(column, metric=metric)), "field": field}
                 rows += [{**place, "group": group, **cell} for group, cell in content.items()]
     return _frame(rows, BREAKDOWN_COLUMNS)
 
 
-def _texts(paths: Paths) -> Iterator[tuple[ResultFile, str, Column, dict[str, Any]]]:
+def _result(about: TaskFacts, column: Column) -> dict[str, Any]:
+    """The columns that name a result; others of it are left out of the tables."""
+    of_file = {"run": about.file.facts.run, "file": str(about.file.path)}
+    return {**of_file, **about.columns, **about.of_metric(column)}
+
+
+def _texts(paths: Paths) -> Iterator[tuple[TaskFacts, Column, dict[str, Any]]]:
     """The columns whose value is a JSON object."""
     current = CurrentResults(paths)
     for file, task in current.places:
@@ -68,7 +74,7 @@ def _texts(paths: Paths) -> Iterator[tuple[ResultFile, str, Column, dict[str, An
                 content = parse_json(column.value, where, finite=False)
                 if not isinstance(content, dict):
                     raise EditingError(f"{where}: a JSON object is needed.")
-                yield file, task, column, content
+                yield about, column, content
 
 
 def _frame(rows: list[dict[str, Any]], columns: Mapping[str, tuple[str, str]]) -> pd.DataFrame:

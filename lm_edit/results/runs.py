@@ -74,6 +74,15 @@ class ResultFile:
         names = {*saved, *(name for name in self.tasks if self.num_cases(name) is None)}
         return {name: tuple(saved.get(name, ())) for name in sorted(names)}
 
+    def members(self, task: str) -> frozenset[str]:
+        """The task itself and, of a group, its members at any depth."""
+        found, left = {task}, [task]
+        while left:
+            new = set(self.groups.get(left.pop(), ())) - found
+            found |= new
+            left += new
+        return frozenset(found)
+
     def sample_file(self, task: str) -> Path | None:
         """The file of a task's samples; ``None`` if the run saved none."""
         path = self.path.with_name(f"samples_{task}_{self.date_id}.jsonl")

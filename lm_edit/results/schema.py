@@ -6,7 +6,7 @@ one is added.
 
 from __future__ import annotations
 
-SCHEMA_VERSION = "1.6"
+SCHEMA_VERSION = "1.7"
 
 TEXT, WHOLE, REAL, FLAG, MAPPING, VALUE = "text", "whole number", "number", "true or false", "mapping", "any"
 
@@ -82,6 +82,7 @@ RESULT_COLUMNS: dict[str, tuple[str, str]] = {
     "task": _PLACE["task"],
     "benchmark": (TEXT, "folder of the task's YAML file; the name of a group"),
     "task_version": (TEXT, "version of the task"),
+    "samples": (TEXT, 'digest of the documents that --samples chose for the task (12 digits); "" for all of them'),
     "data": (TEXT, 'mini, hub, hub:<set> or the name of a file; "" for lm-eval\'s own tasks'),
     "data_revision": (TEXT, "commit of the records, else the revision asked for"),
     "data_hash": (TEXT, "SHA-256 of the records' files; with the subset, where one was chosen"),
@@ -131,7 +132,13 @@ CASE_COLUMNS: dict[str, tuple[str, str]] = {
     "components": (VALUE, "the saved value of metrics that are no mean over cases, as the factors of an edit score"),
 }
 
-_OF_METRIC = {"run": _RUN["run"], "task": _PLACE["task"], "metric": _PLACE["metric"], "filter": _PLACE["filter"]}
+# The columns of a result that tell it from others of its run.
+_OF_METRIC = {
+    "run": _RUN["run"],
+    **{name: RESULT_COLUMNS[name] for name in ("file", "task", "task_version", "data_hash")},
+    **_SCORED_BY,
+    **{name: RESULT_COLUMNS[name] for name in ("protocol", "metric", "filter")},
+}
 
 RETENTION_COLUMNS: dict[str, tuple[str, str]] = {
     **_OF_METRIC,

@@ -20,8 +20,8 @@ CONDITIONS = SAME_COLUMN | {"limit": "--limit"}
 MAX_NAMED = 3  # rows that a note names
 # Columns that distinguish runs with the same heading, in the order in which they are tried.
 DISTINCTIONS = (
-    "model", "model_parts", "editor", "settings", "limit", "seed", "edit_batch_size", "group_size", "edit_options",
-    "answer_options", "run",
+    "model", "model_parts", "editor", "settings", "limit", "samples", "seed", "edit_batch_size", "group_size",
+    "edit_options", "answer_options", "run",
 )  # fmt: skip
 
 
@@ -179,6 +179,8 @@ def _headings(runs: dict[str, Any]) -> dict[str, str]:
 def _distinction(row: Any, name: str) -> str:
     if name in ("settings", "editor", "model", "edit_options", "answer_options", "run"):
         return row[name] or f"no {name.replace('_', ' ')}"
+    if name == "samples":
+        return f"--samples {row[name]}" if row[name] else "no --samples"
     return f"{name} {'none' if math.isnan(row[name]) else format(row[name], 'g')}"
 
 

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.json_io import parse_json
 from lm_edit.results.runs import ResultFile
 from lm_eval_tasks.common.columns import TOTAL, Column
@@ -58,10 +59,19 @@ class TaskFacts:
             "task": self.task,
             "benchmark": PurePath(yaml).parent.name if isinstance(yaml, str) else self.task,
             "task_version": str(self.file.content["versions"].get(self.task, "")),
+            "samples": self._chosen_samples,
             "data": data_label(self.config),
             "data_revision": str(revision or "") if is_hub or not self.source else "",
             "data_hash": digest,
         }
+
+    @property
+    def _chosen_samples(self) -> str:
+        """Digest of the documents that ``--samples`` chose for the task, or for the members of the group."""
+        chosen = self.file.content["config"].get("samples") or {}
+        # lm-eval asks each document once and in the order of the data, and all of them for an empty list.
+        sets = {name: sorted(set(map(str, chosen[name]))) for name in self.file.members(self.task) if chosen.get(name)}
+        return key_of(sets)[:_HASH_DIGITS] if sets else ""
 
     def summary(self, pipeline: str) -> dict[str, Any]:
         """What was left out in one filter pipeline, and the summary of the edits."""

@@ -32,6 +32,7 @@ COMMON: dict[str, Any] = {
     "seed": 0,
     "limit": None,
     "task_version": "1.0",
+    "samples": "",
     "data": "mini",
     "data_revision": "",
     "data_hash": "fcc802ba1fad",
@@ -104,7 +105,7 @@ def case_rows(row: Mapping[str, Any], values: Iterable[float | None]) -> list[di
     ]
 
 
-def document(row: Mapping[str, Any], number: int, answer: str, *, value: float | None = 1.0) -> CaseDocument:
+def document(row: dict[str, Any], number: int, answer: str, *, value: float | None = 1.0) -> CaseDocument:
     """A case with one edit, one generated answer and one pair of continuations."""
     before = SavedResponse(text=" Paris", raw=" Paris.")
     pair = [
@@ -129,6 +130,7 @@ def document(row: Mapping[str, Any], number: int, answer: str, *, value: float |
     return CaseDocument(
         run=row["run"],
         task=row["task"],
+        **{name: (COMMON | row)[name] for name in ("file", "task_version", "data_hash", "protocol", "judge")},
         doc_id=number,
         case_id=str(number),
         category="",

@@ -14,7 +14,7 @@ from lm_edit.results.schema import RESULT_COLUMNS
 COMMON: dict[str, Any] = {
     "model": "tiny", "model_hash": "abc", "model_parts": "", "mode": "single", "settings": "0000aaaa",
     "context_editor": False, "icl": "no", "seed": 0.0, "limit": math.nan, "benchmark": "",
-    "task_version": "1.0",
+    "task_version": "1.0", "samples": "",
     "data": "mini", "data_revision": "", "data_hash": "d1", "population": "all", "judge": "",
     "protocol": "likelihood", "stage": "", "filter": "none",
     "is_rate": True, "is_total": False, "higher_is_better": True, "role": "", "stderr": math.nan, "n": 30.0,

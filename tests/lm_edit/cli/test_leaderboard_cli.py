@@ -103,6 +103,18 @@ def test_results_without_any_samples_are_compared_by_their_limit(tmp_path):
     assert re.search(r"\| memit \| 0\.\d+ \(4/4\) \|", text)
 
 
+def test_results_without_any_samples_are_compared_by_the_samples_that_were_asked(tmp_path, capsys):
+    for name, samples in (("one", None), ("two", {"bake_es": [0, 1]}), ("three", {"bake_es": [1, 0]})):
+        path = write_run(tmp_path / name, samples=False, editor=name, editor_config={"layers": [len(name)]})
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content["config"]["samples"] = samples
+        path.write_text(json.dumps(content), encoding="utf-8")
+    assert build(tmp_path / "two", tmp_path / "three", "-o", tmp_path / "site") == 0
+    assert build(tmp_path / "one", tmp_path / "two", "-o", tmp_path / "other") == 2
+    error = capsys.readouterr().err
+    assert re.search(r"the set of cases differs: --samples [0-9a-f]{12} in two__.*; all cases in one__", error)
+
+
 def test_a_task_without_samples_does_not_hide_the_others(tmp_path, capsys):
     """One run in two files of which one has samples, and the file that `lm-edit results merge` makes of them."""
     parts = [("bake_es", True, "2026-11-21T10-00-00.000001"), ("bake_gs", False, "2026-11-21T11-00-00.000001")]

@@ -35,7 +35,8 @@ def document(run: str, answers: dict[str, SavedResponse], case: str = "7", **cha
     likelihood = Question(kind="es", prompt="Paris", wanted="Japan", target=" Japan", answers={"": SavedResponse()})
     fields = {"task": "bake_rq", "edits": [EDIT], "questions": [likelihood, *questions]} | changes
     return CaseDocument(
-        run=run, doc_id=0, case_id=case, category="", metrics={}, reasons={}, report={}, **fields
+        run=run, file="r.json", task_version="1.0", data_hash="d1", protocol="likelihood", judge="", doc_id=0,
+        case_id=case, category="", metrics={}, reasons={}, report={}, **fields
     )  # fmt: skip
 
 

@@ -34,7 +34,8 @@ def document(questions: list[Question], **changes: Any) -> CaseDocument:
     """S -> T directly, and S -> A -> T."""
     extras = {"chains": [[[0, "T"]], [[1, "A"], [2, "T"]]], "columns": "prob"}
     values: dict[str, Any] = {
-        "run": "r", "task": "knowgic_prob", "doc_id": 0, "case_id": "0", "category": "", "questions": questions,
+        "run": "r", "file": "r.json", "task": "knowgic_prob", "task_version": "1.0", "data_hash": "d1",
+        "protocol": "likelihood", "judge": "", "doc_id": 0, "case_id": "0", "category": "", "questions": questions,
         "edits": [{"subject": "S", "target_true": "T", "target_new": "N"}], "metrics": {}, "reasons": {},
         "report": {}, "extras": extras | changes.pop("extras", {}),
     }  # fmt: skip

@@ -18,6 +18,7 @@ from edit_hooks.answers import StateSimilarity
 from edit_hooks.utils.errors import EditingError
 from lm_edit.results import SCHEMA_VERSION, load_breakdown, load_cases, load_documents, load_results, load_retention
 from lm_edit.results.schema import BREAKDOWN_COLUMNS, CASE_COLUMNS, RESULT_COLUMNS, RETENTION_COLUMNS
+from lm_edit.results.show import comparison
 
 
 def rows_of(frame: Any, **where: Any) -> Any:
@@ -317,6 +318,45 @@ def test_stages_unedited_columns_matrices_and_breakdowns(tmp_path: Path) -> None
     groups = load_breakdown(path)
     assert groups[["field", "group", "n"]].values.tolist() == [["origin", "zsre", 2.0], ["origin", "=x", 0.0]]
     assert groups["value"].iloc[0] == 0.5 and math.isnan(groups["value"].iloc[1])
+    of_result = ["run", "file", "task", "task_version", "data_hash", "population", "judge", "protocol", "filter"]
+    final = row_of(load_results(path), metric="es_prob", stage="")
+    for table in (load_retention(path), groups):
+        assert set(table["metric"]) == {"es_prob"}
+        assert (table[of_result] == final[of_result]).all(axis=None)
+
+
+def test_chosen_samples_are_named_by_a_digest_of_each_task(tmp_path: Path) -> None:
+    def digests(number: int, samples: Any) -> dict[str, str]:
+        path = write_run(tmp_path / str(number), "bake_es")
+
+        def choose(content: dict[str, Any]) -> None:
+            content["config"]["samples"] = samples
+            content["results"]["whole"] = {"alias": "whole", "es_prob,none": 0.5}
+            content["group_subtasks"] = {"whole": ["part"], "part": ["bake_es", "bake_gs"]}
+
+        change(path, choose)
+        return dict(load_results(path)[["task", "samples"]].itertuples(index=False))
+
+    chosen = digests(0, {"bake_es": [0, 2]})
+    assert len(chosen["bake_es"]) == 12 and set(digests(1, None).values()) == {""}
+    assert digests(2, {"bake_gs": [1], "bake_es": [2, 0]})["bake_es"] == chosen["bake_es"]
+    assert digests(3, {"bake_es": [0, 1]})["bake_es"] not in ("", chosen["bake_es"])
+    others = digests(4, {"bake_gs": [0]})
+    assert others["bake_es"] == "" and others["whole"] not in ("", chosen["whole"])
+    assert digests(5, {"bake_es": []}) == {"bake_es": "", "whole": ""}, "all documents"
+    with pytest.raises(EditingError, match="not a result file as lm_eval"):
+        digests(6, ["bake_es"])
+
+
+def test_headings_name_the_chosen_samples(tmp_path: Path) -> None:
+    for number, samples in enumerate((None, {"bake_es": [0]})):
+        change(
+            write_run(tmp_path / str(number)),
+            lambda content, samples=samples: content["config"].update(samples=samples),
+        )
+    digest = max(load_results(tmp_path)["samples"])
+    header = next(comparison([tmp_path / "0", tmp_path / "1"]))
+    assert ["no --samples" in header[2], f"--samples {digest}" in header[3]] == [True, True]
 
 
 def test_stock_models_and_their_tasks(tmp_path: Path) -> None:
@@ -414,6 +454,20 @@ def test_two_judges_of_one_run_are_told_apart_and_other_scores_stand_once(tmp_pa
     documents = list(load_documents(tmp_path))
     assert [document.doc_id for document in documents] == [0, 1, 2, 3]
     assert [document.metrics["reliability_wild_judge,judge"] for document in documents] == [0, 1, 1, 1]
+
+
+def test_documents_name_their_result_and_can_be_those_of_some_results(tmp_path: Path) -> None:
+    """One run under two protocols: its cases come twice, and say under which."""
+    files = [write_run(tmp_path / name, start=1.79e9 + number) for number, name in enumerate("ab")]
+    change(files[1], lambda content: content.update(chat_template_sha="12345"))
+    results = load_results(tmp_path)
+    documents = list(load_documents(tmp_path))
+    assert len(documents) == 8 and len({one.run for one in documents}) == 1
+    known = {(one.file, one.task, one.task_version, one.data_hash, one.protocol, one.judge) for one in documents}
+    names = ["file", "task", "task_version", "data_hash", "protocol", "judge"]
+    assert known == set(results[names].itertuples(index=False, name=None)) and len(known) == 2
+    chosen = list(load_documents(tmp_path, places={(str(files[0]), "bake_es")}))
+    assert [one.doc_id for one in chosen] == [0, 1, 2, 3] and {one.file for one in chosen} == {str(files[0])}
 
 
 def test_documents_have_the_verdicts_that_a_newer_file_lacks(tmp_path: Path) -> None:
