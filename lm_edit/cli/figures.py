@@ -16,7 +16,8 @@ def _add_figure_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--only", action="append", default=[], metavar="COLUMN=VALUE[,VALUE]",
-        help="use the rows with these values only, as in --only editor=memit,rome; may be repeated",
+        help="use the rows with these values only, as in --only editor=memit,rome; a value that has commas itself is "
+        "given alone; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--metric", help="column to draw in place of the default; an error where a figure has no choice of it"
@@ -38,7 +39,10 @@ def _draw(args: argparse.Namespace) -> int:
 
 
 def read_only(texts: list[str]) -> dict[str, list[str]]:
-    """Parse ``COLUMN=VALUE[,VALUE]``; raises EditingError for other texts."""
+    """Parse ``COLUMN=VALUE[,VALUE]`` into column -> texts after ``=``; raises EditingError for other texts.
+
+    The rows decide whether a text is one value with commas or several values.
+    """
     only: dict[str, list[str]] = {}
     for text in texts:
         column, equals, values = text.partition("=")
@@ -46,7 +50,7 @@ def read_only(texts: list[str]) -> dict[str, list[str]]:
             raise EditingError(
                 f"--only {text}: COLUMN=VALUE or COLUMN=VALUE,VALUE is needed, as in --only editor=memit."
             )
-        only.setdefault(column, []).extend(values.split(","))
+        only.setdefault(column, []).append(values)
     return only
 
 

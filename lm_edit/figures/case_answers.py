@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from lm_edit.figures.select import UNEDITED, run_labels
+from lm_edit.figures.select import OF_CASE_SETS, UNEDITED, require_comparable_documents, run_labels
 from lm_edit.figures.spec import DEFAULTS, SAMPLES, FigureSpec, Inputs, Needs, Options
 from lm_edit.figures.tables import Table
 from lm_edit.results import CaseDocument, SavedResponse
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 NEEDS = Needs(
     "case_answers",
@@ -35,6 +38,7 @@ def draw(
     runs: Mapping[str, str],
     options: Options = DEFAULTS,
     models: Mapping[str, str] | None = None,
+    results: DataFrame | None = None,
 ) -> Table:
     """A row per question that is answered freely: the wanted answer, the unedited models', and one of every run.
 
@@ -42,6 +46,8 @@ def draw(
         documents: cases of all runs. runs: run -> its label; the column of a run without a label is the unedited model.
         models: run -> its model; where there are several, each has a column of its unedited answers.
         options: ``case``; without one, the first case with such a question.
+        results: of the same files, to refuse answers of one model under several protocols or on other data; ``None``:
+            not checked.
     """
     asked = [document for document in documents if any(one.target is None for one in document.questions)]
     if not asked:
@@ -55,6 +61,9 @@ def draw(
     if len(edits) > 1:  # benchmarks number their cases alike
         found = "; ".join(f"{task}: {text}" for text, task in edits.items())
         raise NEEDS.missing(f"several cases have the id {case} ({found}); choose with --only task=...")
+    if results is not None:
+        for _, of_model in results.groupby("model"):  # every model has its own chat template
+            require_comparable_documents(of_case, of_model, NEEDS, OF_CASE_SETS)
     named = dict(models or {})
     several = len(set(named.values())) > 1
     unedited = {run: f"{UNEDITED}, {model}" if several else UNEDITED for run, model in named.items()}
@@ -106,7 +115,8 @@ def _draw(inputs: Inputs, options: Options) -> Table:
     models = rows.drop_duplicates("run").set_index("run")["model"]
     several = models.nunique() > 1
     labels = {run: f"{label}, {models[run]}" if several else label for run, label in run_labels(rows).items()}
-    return draw(inputs.documents(), labels, options, {str(run): str(model) for run, model in models.items()})
+    named = {str(run): str(model) for run, model in models.items()}
+    return draw(inputs.documents(), labels, options, named, rows)
 
 
 SPEC = FigureSpec(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -59,11 +60,11 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
             "no run has num_edits without group_size: single edits and groups leave these tasks to the unedited model"
         )
     if len(edits := sorted(set(runs["edits"].fillna("").map(source_of_edits)))) > 1:
-        raise NEEDS.missing(
-            f"the runs have different edits ({', '.join(edits)}); choose with --only 'edits={edits[-1]}'"
-        )
+        last = shlex.quote(f"edits={edits[-1]}")
+        raise NEEDS.missing(f"the runs have different edits ({', '.join(edits)}); choose with --only {last}")
     if runs["model"].nunique() > 1:
-        raise NEEDS.missing(f"runs of several models are given; choose with --only model={runs.iloc[0]['model']}")
+        first = shlex.quote(f"model={runs.iloc[0]['model']}")
+        raise NEEDS.missing(f"runs of several models are given; choose with --only {first}")
     shown = with_unedited(runs, chosen)
     runs = runs.assign(aligned=is_aligned(runs))
     panels = []

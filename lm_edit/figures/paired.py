@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -70,7 +71,8 @@ def draw_pairs(rows: DataFrame, figure: Comparison, options: Options = DEFAULTS)
     wanted = _panels(of_tasks, figure, options)
     chosen = require_rows(of_tasks, needs, [panel.metric for panel in wanted])
     if chosen["model"].nunique() > 1:
-        raise needs.missing(f"runs of several models are given; choose with --only model={chosen.iloc[0]['model']}")
+        first = shlex.quote(f"model={chosen.iloc[0]['model']}")
+        raise needs.missing(f"runs of several models are given; choose with --only {first}")
     edited = require_edited(chosen, needs)
     names = [without_context(*pair) for pair in zip(edited["editor"], edited["icl"], strict=True)]
     runs = edited.assign(added=figure.is_added(edited), editor=names)

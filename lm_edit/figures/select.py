@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edit_hooks.utils.errors import EditingError
 from lm_edit.figures.charts import Reference, Series
-from lm_edit.figures.spec import Needs, Options
+from lm_edit.figures.spec import SAMPLE_FILE, Needs, Options, rows_at
 from lm_eval_tasks.common.columns import same_up_to_last_digits
 
 if TYPE_CHECKING:
     from pandas import DataFrame
     from pandas import Series as Column
+
+    from lm_edit.results import CaseDocument
 
 UNEDITED = "unedited"
 FINAL = ""
@@ -26,7 +28,10 @@ NORMAL_95 = 1.959964  # quantile of the normal distribution for 95% intervals
 # What must be the same in all rows of a task's column. A run's own settings are named in the labels instead.
 CONDITIONS = (
     "data", "data_revision", "data_hash", "task_version", "population", "judge", "protocol", "filter", "limit",
+    "samples",
 )  # fmt: skip
+OF_SCORES = ("population", "judge", "filter")  # conditions of scores that figures of answers do not show
+OF_CASE_SETS = ("limit", "samples")  # conditions that do not matter to figures of one case
 # Columns that distinguish runs of one editor.
 DIFFERENCES = (
     "mode", "settings", "num_edits", "edit_batch_size", "group_size", "edits", "icl", "edit_options", "answer_options",
@@ -58,7 +63,7 @@ def require_rows(
 
     Raises:
         EditingError: if some column is in no row; if rows of one column differ in protocol, data, version, population,
-            judge, filter or number of cases.
+            judge, filter or set of cases (``--limit``, ``--samples``).
     """
     at_stage = rows[rows["stage"] == stage]
     if tasks:
@@ -86,8 +91,9 @@ def require_comparable(rows: DataFrame, needs: Needs, varying: Sequence[str] = (
             values = sorted(set(group[condition].map(_shown)))
             if len(values) > 1:
                 raise EditingError(
-                    f"{needs.figure}: the runs differ in {condition} of {metric} ({task}): {', '.join(values)}. "
-                    f"Choose with --only {condition}={values[0]}, or give comparable files."
+                    f"{needs.figure}: the runs differ in {condition} of {metric} ({task}): "
+                    f"{', '.join(value or 'none' for value in values)}. "
+                    f"Choose with --only {shlex.quote(f'{condition}={values[0]}')} or give comparable files."
                 )
     for model, group in rows.groupby("model"):
         for column, what in (("model_hash", "weights"), ("model_parts", "tokenizers or configurations")):
@@ -96,6 +102,20 @@ def require_comparable(rows: DataFrame, needs: Needs, varying: Sequence[str] = (
                     f"{needs.figure}: {len(found)} models with different {what} are named {model}. Choose with "
                     f"--only {shlex.quote(f'{column}={max(map(str, found))}')}."
                 )
+
+
+def require_comparable_documents(
+    documents: Sequence[CaseDocument], results: DataFrame, needs: Needs, varying: Sequence[str] = ()
+) -> None:
+    """Raise EditingError if the results of the drawn documents differ in the conditions of their answers.
+
+    Args:
+        results: of all runs. varying: as of :func:`require_comparable`.
+    """
+    places = {(document.file, document.task) for document in documents}
+    own = rows_at(results[results["stage"] == FINAL], SAMPLE_FILE, places)
+    for _, of_filter in own.groupby("filter"):  # the protocol of a judged pipeline has more than that of the answers
+        require_comparable(of_filter, needs, varying=(*OF_SCORES, *varying))
 
 
 def first_metric(rows: DataFrame, needs: Needs, options: Options, alternatives: Sequence[str]) -> tuple[str, list[str]]:
@@ -196,7 +216,7 @@ def choice_between(rows: DataFrame) -> str:
     found = []
     for column in DIFFERENCES:
         values = set(rows[column].map(_shown))
-        known = sorted(text for text in values - {"", "nan", "None"} if "," not in text)  # which separates values
+        known = sorted(values - {"", "nan", "None"})
         if len(values) > 1 and known:
             found.append("--only " + shlex.quote(f"{column}={known[0]}"))
     return "choose with " + (" or ".join(found) or f"--only run={rows.iloc[0]['run']}")
@@ -222,7 +242,7 @@ def cell(rows: DataFrame) -> Cell:
         first = rows.iloc[0]
         raise EditingError(
             f"{len(rows)} rows have the column {first['metric']} of run {first['run']}: tasks "
-            f"{', '.join(sorted(set(rows['task'])))}. Choose with --only task={first['task']}."
+            f"{', '.join(sorted(set(rows['task'])))}. Choose with --only {shlex.quote('task=' + first['task'])}."
         )
     if rows.empty:
         return MISSING

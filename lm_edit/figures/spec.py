@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from lm_edit.results import CaseDocument
 
 RESULTS, SAMPLES, FILE, DATA = "results", "samples", "file", "data"
+SAMPLE_FILE = ("file", "task")  # columns that name the samples of a result
+MATRIX = (*SAMPLE_FILE, "metric", "filter")  # columns that name the matrix of a result
 
 
 class Needs(NamedTuple):
@@ -75,7 +78,7 @@ class Inputs:
     """The files of a figure, read on demand.
 
     Attributes:
-        only: column of the results -> accepted values as texts.
+        only: column of the results -> accepted values as texts, see :func:`keep_only`.
     """
 
     paths: Sequence[str]
@@ -83,15 +86,19 @@ class Inputs:
 
     def rows(self) -> DataFrame:
         """The rows of the result files that ``only`` accepts."""
+        return self._rows
+
+    @cached_property
+    def _rows(self) -> DataFrame:
         from lm_edit.results import load_results
 
         return keep_only(load_results(self.paths), self.only)
 
     def retention(self) -> DataFrame:
-        """The scores of earlier edits after every later step of a stream."""
+        """The scores of earlier edits after every later step of a stream, of the results that ``only`` accepts."""
         from lm_edit.results import load_retention
 
-        return load_retention(self.paths)
+        return rows_at(load_retention(self.paths), MATRIX, places_of(self.rows(), MATRIX))
 
     def run_names(self) -> dict[str, str]:
         """Run -> editor, the settings in which the model's runs differ, and the model. No two names are equal."""
@@ -106,12 +113,10 @@ class Inputs:
         return {run: f"{name} [{run[:6]}]" if run in repeated else name for run, name in names.items()}
 
     def documents(self) -> list[CaseDocument]:
-        """The cases of the runs and tasks that ``only`` accepts."""
+        """The cases of the results that ``only`` accepts."""
         from lm_edit.results import load_documents
 
-        rows = self.rows()
-        wanted = set(zip(rows["run"], rows["task"], strict=True))
-        return [document for document in load_documents(self.paths) if (document.run, document.task) in wanted]
+        return list(load_documents(self.paths, places=places_of(self.rows(), SAMPLE_FILE)))
 
     def file(self, needs: Needs) -> Path:
         """The one file of figures that read a file of another verb."""
@@ -166,13 +171,35 @@ class FigureSpec:
                 )
 
 
+def places_of(rows: DataFrame, columns: Sequence[str]) -> set[tuple[str, ...]]:
+    """The values of the rows in some columns."""
+    return set(zip(*(rows[column] for column in columns), strict=True))
+
+
+def rows_at(rows: DataFrame, columns: Sequence[str], places: Collection[tuple[str, ...]]) -> DataFrame:
+    """The rows that have one of the places in these columns."""
+    from pandas import Series
+
+    found = [place in places for place in zip(*(rows[column] for column in columns), strict=True)]
+    return rows[Series(found, index=rows.index, dtype=bool)]
+
+
 def keep_only(rows: DataFrame, only: Mapping[str, Sequence[str]]) -> DataFrame:
-    """The rows with the given values; raises EditingError for unknown columns and where no row is left."""
+    """The rows with the given values.
+
+    Args:
+        only: column -> texts, of which each is a value of the column or, where no row has it, several between commas.
+
+    Raises:
+        EditingError: for unknown columns and where no row is left.
+    """
     for column, values in only.items():
         if column not in rows.columns:
             raise EditingError(f"--only {column}: no such column.{near_misses(column, rows.columns)}")
         present = rows[column].map(_as_text)
-        kept = rows[present.isin(values)]
+        known = set(present)
+        accepted = {value for text in values for value in ([text] if text in known else text.split(","))}
+        kept = rows[present.isin(accepted)]
         if kept.empty:
             found = ", ".join(sorted(set(present))[:12])
             raise EditingError(f"--only {column}={','.join(values)}: no row has such a value; there are {found}.")

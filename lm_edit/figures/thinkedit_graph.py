@@ -9,11 +9,14 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from lm_edit.figures.charts import Chart, Edge, Network, Node
+from lm_edit.figures.select import OF_CASE_SETS, require_comparable_documents
 from lm_edit.figures.spec import DEFAULTS, SAMPLES, FigureSpec, Needs, Options
 from lm_edit.figures.thinkedit import choose_documents
 from lm_edit.figures.thinkedit_paths import RULES, Path, Rule, read_paths
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from lm_edit.results import CaseDocument
 
 MAX_RUNS = 4
@@ -31,15 +34,23 @@ NEEDS = Needs(
 )
 
 
-def draw(documents: Sequence[CaseDocument], names: Mapping[str, str], options: Options = DEFAULTS) -> Chart:
+def draw(
+    documents: Sequence[CaseDocument],
+    names: Mapping[str, str],
+    options: Options = DEFAULTS,
+    results: DataFrame | None = None,
+) -> Chart:
     """A panel per run with the graph of one case.
 
     Args:
         names: run -> name for the title of its panel.
+        results: of the same files, to refuse documents that cannot be compared; ``None``: not checked.
     """
     protocol, of_protocol = choose_documents(documents, NEEDS, options, tuple(RULES))
     case = options.case if options.case is not None else of_protocol[0].case_id
     of_case = [document for document in of_protocol if document.case_id == case]
+    if results is not None:
+        require_comparable_documents(of_case, results, NEEDS, OF_CASE_SETS)
     if len(of_case) > MAX_RUNS:
         raise NEEDS.missing(f"{len(of_case)} runs have case {case}; choose with --only editor=...")
     if len({tuple(one.edits[0].get(name) for name in ENDS) for one in of_case}) > 1:
@@ -125,6 +136,6 @@ SPEC = FigureSpec(
     title="the chains of facts around an edit, and those that still lead to the original fact",
     published="ThinkEdit figures 1 to 3 and 15 to 20",
     needs=NEEDS,
-    draw=lambda inputs, options: draw(inputs.documents(), inputs.run_names(), options),
+    draw=lambda inputs, options: draw(inputs.documents(), inputs.run_names(), options, inputs.rows()),
     options=("metric", "case"),
 )

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from lm_edit.figures.select import OF_CASE_SETS, require_comparable_documents
 from lm_edit.figures.spec import DEFAULTS, SAMPLES, FigureSpec, Needs, Options
 from lm_edit.figures.tables import Table
 from lm_edit.figures.thinkedit import BY_METRIC, choose_documents
@@ -13,6 +14,8 @@ from lm_eval_tasks.common.aggregation import mean_scored, pooled_mean, total_sco
 from lm_eval_tasks.knowgic.chains import MAX_STEPS
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from lm_edit.results import CaseDocument
 
 LONGER, ALL = "longer", "all"
@@ -32,16 +35,26 @@ NEEDS = Needs(
 Cell = str | int | float
 
 
-def draw(documents: Sequence[CaseDocument], names: Mapping[str, str], options: Options = DEFAULTS) -> Table:
+def draw(
+    documents: Sequence[CaseDocument],
+    names: Mapping[str, str],
+    options: Options = DEFAULTS,
+    results: DataFrame | None = None,
+) -> Table:
     """A row per run and length of the chains, and one for all of them.
 
     Args:
         names: run -> name, for the first column and the notes.
+        results: of the same files, to refuse documents that cannot be compared; ``None``: not checked.
     """
     protocol, chosen = choose_documents(documents, NEEDS, options)
     by_run: dict[str, list[CaseDocument]] = {}
     for document in chosen:
         by_run.setdefault(document.run, []).append(document)
+    if results is not None:
+        of_efficacy = [one for one in documents if one.task == EFFICACY[0] and one.run in by_run]
+        varying = () if options.case is None else OF_CASE_SETS
+        require_comparable_documents([*chosen, *of_efficacy], results, NEEDS, varying)
     labels = _labels(by_run, names)
     # Columns of sampled responses only.
     after, deep = (
@@ -135,7 +148,7 @@ SPEC = FigureSpec(
     title="table: chains by length, those active before and after the edit, and IFR; of one edit or of a run",
     published="ThinkEdit tables 1 and 2",
     needs=NEEDS,
-    draw=lambda inputs, options: draw(inputs.documents(), inputs.run_names(), options),
+    draw=lambda inputs, options: draw(inputs.documents(), inputs.run_names(), options, inputs.rows()),
     options=("metric", "case"),
     is_table=True,
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lm_edit.figures.charts import SHARE, Chart, HeatMap
 from lm_edit.figures.select import caption, edited, first_metric, require_comparable, run_labels, value_label
-from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
+from lm_edit.figures.spec import DEFAULTS, MATRIX, FigureSpec, Needs, Options, places_of, rows_at
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -27,21 +27,19 @@ def draw(rows: DataFrame, retention: DataFrame, options: Options = DEFAULTS) -> 
 
     Args:
         rows: results; they name the runs.
-        retention: a row per run, task, metric, step and step of the edit, as ``load_retention`` returns them.
+        retention: a row per result, step and step of the edit, as ``load_retention`` returns them.
     """
     scored = rows[rows["run"].isin(set(retention["run"]))]
     metric, notes = first_metric(scored, NEEDS, options, METRICS)
     chosen = edited(scored[(scored["metric"] == metric) & (scored["stage"] == "")])
+    chosen = rows_at(chosen, MATRIX, places_of(retention, MATRIX))
     require_comparable(chosen, NEEDS)
     panels = []
     labels = run_labels(chosen)
     for _, row in sorted(chosen.iterrows(), key=lambda entry: labels[entry[1]["run"]]):
-        own = retention[
-            (retention["run"] == row["run"]) & (retention["task"] == row["task"]) & (retention["metric"] == metric)
-        ]
-        if not own.empty:
-            title = f"{labels[row['run']]}, {row['model']}, {row['task']}"
-            panels.append(_matrix(own, title, row["is_rate"], value_label(chosen, metric)))
+        own = rows_at(retention, MATRIX, [tuple(row[list(MATRIX)])])
+        title = f"{labels[row['run']]}, {row['model']}, {row['task']}"
+        panels.append(_matrix(own, title, row["is_rate"], value_label(chosen, metric)))
     if not panels:
         raise NEEDS.missing(f"no run has {metric}@retention")
     note = "A row is the model after that step, a column the cases edited in that step; without intervals."

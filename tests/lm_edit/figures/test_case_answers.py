@@ -96,11 +96,15 @@ def test_text_of_a_model_is_escaped(tmp_path: Path) -> None:
 
 
 def test_the_verb_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = frame(*(row("rome", task, "rqs_prob", 0.5) for task in ("bake_rq", "bake_es")))
+    rows = frame(*(row("rome", task, "rqs_prob", 0.5, file="r.json") for task in ("bake_rq", "bake_s")))
     (run,) = set(rows["run"])
     monkeypatch.setattr(lm_edit.results, "load_results", lambda paths: rows)
     asked = [document(run, {"rq": text_of(" Paris")}), document(run, {"rq": text_of("?")}, task="bake_s")]
-    monkeypatch.setattr(lm_edit.results, "load_documents", lambda paths: iter(asked))
+    monkeypatch.setattr(
+        lm_edit.results,
+        "load_documents",
+        lambda paths, places: (one for one in asked if (one.file, one.task) in places),
+    )
     out = tmp_path / "case.md"
     words = ["figure", "case_answers", "results", "--only", "task=bake_rq", "-o", str(out)]
     assert run_verb(words) == 0 and "| Tokyo | Paris |" in out.read_text(encoding="utf-8")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import shlex
 
 import pandas as pd
 import pytest
 from result_rows import frame, row
 
 from edit_hooks import EditingError
+from lm_edit.cli.figures import read_only
 from lm_edit.figures import wild_batches, wild_gap, wild_grid, wild_retention, wild_table
 from lm_edit.figures.output import write_figure
-from lm_edit.figures.spec import Options
+from lm_edit.figures.spec import Options, keep_only
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")
 from drawn import bars, figure_of, lines, texts
@@ -193,12 +195,23 @@ class TestBatches:
         ):
             wild_batches.draw(frame(*rows))
 
+    def test_advice_has_values_with_commas(self):
+        """As a command that the rows accept."""
+        options = ("", "chat_template_args={'a': 1, 'b': 2}")
+        rows = frame(*(self.stream(20, 1, 0.5, run=text, answer_options=text) for text in options))
+        with pytest.raises(EditingError, match=r"choose with --only ") as raised:
+            wild_batches.draw(rows)
+        words = shlex.split(str(raised.value).partition("choose with ")[2].partition(". It")[0])
+        assert words == ["--only", f"answer_options={options[1]}"]
+        assert list(keep_only(rows, read_only(words[1:]))["run"]) == [options[1]]
+
 
 class TestRetention:
     def draw(self, run, metric="reliability_wild_em"):
-        stream = row("memit", "qaedit_wild_reliability", "reliability_wild_em", 0.5, mode="sequential")
-        columns = ("run", "task", "metric", "step", "edited_at", "value")
-        place = (stream["run"] if run is None else run, "qaedit_wild_reliability", metric)
+        task = "qaedit_wild_reliability"
+        stream = row("memit", task, "reliability_wild_em", 0.5, mode="sequential", file="r.json")
+        columns = ("run", "file", "task", "metric", "filter", "step", "edited_at", "value")
+        place = (stream["run"] if run is None else run, "r.json", task, metric, "none")
         matrix = [(*place, 0, 0, 0.9), (*place, 1, 0, 0.4), (*place, 1, 1, math.nan)]
         return wild_retention.draw(frame(stream), pd.DataFrame(matrix, columns=columns))
 
