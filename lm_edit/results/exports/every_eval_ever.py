@@ -12,7 +12,8 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from lm_eval_tasks.common.population import ALL
 from lm_eval_tasks.common.run_names import UNEDITED, slug
 
 SCHEMA_VERSION = "0.3.0"
-JUDGE_DIGITS = 8  # of the hash of a judge in the id of a result
+DIGITS = 8  # of the hash of a judge, protocol or data in the id of a result
+# Columns, beside those that are always in the id, in which two results of one run, task and metric differ.
+DISTINCTIONS = ("task_version", "data_hash", "protocol")
 DIFFERENCE = "difference"  # a stage
 # Attributes of a result that the schema has no field for; its `additional_details` are texts.
 DETAILS = ("stage", "filter", "protocol", "population", "judge", "role", "chance", "n", "excluded", "failed", "or_0")
@@ -46,13 +49,14 @@ def export_every_eval_ever(paths: Paths, out: Path, options: ExportOptions) -> E
         groups.setdefault((row["run"], row["benchmark"]), []).append(row)
     for rows in groups.values():
         file = places[rows[-1]["file"], rows[-1]["task"]]
-        record = _record(rows, file, options, places)
+        ids = _result_ids(rows)
+        record = _record(rows, ids, file, options, places)
         developer, name = record["model_info"]["id"].split("/")
         path = out / "data" / slug(rows[0]["benchmark"]) / developer / name / f"{_uuid(rows)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f"{path.stem}_samples.jsonl")
         of_run = {"evaluation_id": record["evaluation_id"], "model_id": record["model_info"]["id"]}
-        lines = [json.dumps(one, allow_nan=False) for one in _cases(rows, places, instances, of_run, exported)]
+        lines = [json.dumps(one, allow_nan=False) for one in _cases(rows, ids, places, instances, of_run, exported)]
         if lines:
             content = ("\n".join(lines) + "\n").encode()
             write_atomically(beside, content.decode())
@@ -70,31 +74,49 @@ def export_every_eval_ever(paths: Paths, out: Path, options: ExportOptions) -> E
 
 def _cases(
     rows: list[dict[str, Any]],
+    ids: Sequence[str],
     places: Mapping[tuple[str, str], ResultFile],
     instances: Instances,
     of_run: Mapping[str, str],
     exported: Exported,
 ) -> Iterator[dict[str, Any]]:
     """The records of the cases of a record's results; for other values than shares, none is correct or wrong."""
-    for row in rows:
+    for row, result_id in zip(rows, ids, strict=True):
         file = places[row["file"], row["task"]]
         if not row["is_rate"]:
             exported.leave_out("cases of a value that is no share of successes: none is correct or wrong")
         elif file.sample_file(row["task"]) is None:
             exported.leave_out("cases of a result without samples")
         else:
-            yield from instances.records(file, row, _result_id(row), of_run)
+            yield from instances.records(file, row, result_id, of_run)
+
+
+def _result_ids(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """An id for each result of a record, by which the records of its cases name it; no two are equal.
+
+    Results of one run that differ in version, data or protocol have these in their ids.
+    """
+    alike: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        alike[_result_id(row)].append(row)
+    ids = []
+    for row in rows:
+        same = alike[_result_id(row)]
+        differing = [name for name in DISTINCTIONS if len({one[name] for one in same}) > 1]
+        ids.append("/".join((_result_id(row), *(f"{name}={key_of(row[name])[:DIGITS]}" for name in differing))))
+    return ids
 
 
 def _result_id(row: Mapping[str, Any]) -> str:
     name = f"{row['metric']}@{row['stage']}" if row["stage"] else row["metric"]
     population = "" if row["population"] in ("", ALL) else row["population"]
-    judge = f"judge={key_of(row['judge'])[:JUDGE_DIGITS]}" if row["judge"] else ""
+    judge = f"judge={key_of(row['judge'])[:DIGITS]}" if row["judge"] else ""
     return "/".join((row["run"], row["task"], name, row["filter"], *filter(None, (population, judge))))
 
 
 def _record(
     rows: list[dict[str, Any]],
+    ids: Sequence[str],
     file: ResultFile,
     options: ExportOptions,
     places: Mapping[tuple[str, str], ResultFile],
@@ -118,7 +140,10 @@ def _record(
             "additional_details": _texts((file.content["config"].get("edited_hf") or {}).get("versions") or {}),
         },
         "model_info": info,
-        "evaluation_results": [_result(row, TaskFacts(places[row["file"], row["task"]], row["task"])) for row in rows],
+        "evaluation_results": [
+            _result(row, result_id, TaskFacts(places[row["file"], row["task"]], row["task"]))
+            for row, result_id in zip(rows, ids, strict=True)
+        ],
     }
 
 
@@ -147,7 +172,7 @@ def _model_info(row: Mapping[str, Any], file: ResultFile, options: ExportOptions
     }
 
 
-def _result(row: Mapping[str, Any], about: TaskFacts) -> dict[str, Any]:
+def _result(row: Mapping[str, Any], result_id: str, about: TaskFacts) -> dict[str, Any]:
     name = f"{row['metric']}@{row['stage']}" if row["stage"] else row["metric"]
     lowest = -1 if row["stage"] == DIFFERENCE else 0  # edited minus unedited
     low, high = (lowest, 1) if row["is_rate"] else ("-Infinity", "Infinity")
@@ -157,7 +182,7 @@ def _result(row: Mapping[str, Any], about: TaskFacts) -> dict[str, Any]:
         if not math.isnan(row["n"]):
             uncertainty["uncertainty"]["num_samples"] = int(row["n"])
     return {
-        "evaluation_result_id": _result_id(row),
+        "evaluation_result_id": result_id,
         "evaluation_name": row["task"],
         "source_data": _source(row, about),
         "metric_config": {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from lm_edit.results.tables import current_results, load_results
 from lm_edit.results.task_facts import TaskFacts
 
 FOLDER = ".eval_results"
+# Columns in which two results of one run, task and metric differ.
+DISTINCTIONS = ("task_version", "data_revision", "data_hash", "population", "judge", "protocol", "filter")
 
 
 def export_hugging_face(paths: Paths, out: Path, options: ExportOptions) -> Exported:
@@ -29,10 +32,12 @@ def export_hugging_face(paths: Paths, out: Path, options: ExportOptions) -> Expo
     Where several runs have one name, as with another ``--limit``, their folders end in the id of the run. ``task_id``
     is ``<task>/<metric>``, with the filter where a run has several of a metric; ``notes`` has editor, mode, settings,
     options and counts. Only results on published data are exported: the embedded samples and files of users have no
-    dataset on the hub.
+    dataset on the hub. A model page and a leaderboard of the hub have one value per dataset and ``task_id``, which the
+    dataset defines, so two results with one are refused.
 
     Raises:
-        EditingError: if nothing can be exported, and for a huggingface_hub without this format.
+        EditingError: if nothing can be exported; for two results of a run under one ``task_id``, as with two judges;
+            and for a huggingface_hub without this format.
     """
     try:
         from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
@@ -40,24 +45,28 @@ def export_hugging_face(paths: Paths, out: Path, options: ExportOptions) -> Expo
         raise EditingError(
             "this huggingface_hub has no evaluation results; update it: pip install -U huggingface_hub."
         ) from None
-    datasets = {(file.facts.run, task): _dataset(TaskFacts(file, task)) for file, task in current_results(paths)}
+    datasets = {(str(file.path), task): _dataset(TaskFacts(file, task)) for file, task in current_results(paths)}
     exported = Exported()
     entries: dict[tuple[str, str], list[Any]] = defaultdict(list)
+    owners: dict[tuple[str, str, str], dict[str, Any]] = {}
     results = load_results(paths)
     runs_of = results.groupby("run_name")["run"].nunique()
     filters_of = results.groupby(["run", "task", "metric"])["filter"].nunique()
     for row in results.to_dict("records"):
-        dataset = datasets[row["run"], row["task"]]
+        dataset = datasets[row["file"], row["task"]]
         if dataset is None or math.isnan(row["value"]):
             exported.leave_out("unscored" if dataset else "not on a dataset of the hub")
             continue
         name = row["run_name"] if runs_of[row["run_name"]] == 1 else f"{row['run_name']}__{row['run']}"
         pipeline = f",{row['filter']}" if filters_of[row["run"], row["task"], row["metric"]] > 1 else ""
         stage = f"@{row['stage']}" if row["stage"] else ""
+        task_id = f"{row['task']}/{row['metric']}{stage}{pipeline}"
+        if (first := owners.setdefault((name, dataset, task_id), row)) is not row:
+            raise _two_results(task_id, first, row)
         entries[name, row["benchmark"]].append(
             EvalResultEntry(
                 dataset_id=dataset,
-                task_id=f"{row['task']}/{row['metric']}{stage}{pipeline}",
+                task_id=task_id,
                 value=row["value"],
                 dataset_revision=row["data_revision"] or None,
                 date=row["date"] or None,
@@ -79,6 +88,15 @@ def export_hugging_face(paths: Paths, out: Path, options: ExportOptions) -> Expo
     return exported
 
 
+def _two_results(task_id: str, first: Mapping[str, Any], other: Mapping[str, Any]) -> EditingError:
+    differing = [name for name in DISTINCTIONS if first[name] != other[name]]
+    return EditingError(
+        f"run {first['run_name']} has two results of {task_id}, with different {' and '.join(differing)}: in "
+        f"{first['file']} and in {other['file']}. The hub has one value per model and task; export the file of one of "
+        "them, without the other."
+    )
+
+
 def _dataset(about: TaskFacts) -> str | None:
     """Hub id of the dataset that a task read; ``None`` if it read something else."""
     if about.source:
@@ -97,6 +115,7 @@ def _notes(row: dict[str, Any]) -> str:
     parts += [f"groups of {row['group_size']:g}"] if not math.isnan(row["group_size"]) else []
     parts += [row["edit_options"], row["answer_options"]]
     parts += [f"limit {row['limit']:g}"] if not math.isnan(row["limit"]) else []
+    parts += [f"samples {row['samples']}"] if row["samples"] else []
     parts += [f"{name} {row[name]:g}" for name in ("n", "stderr", "excluded", "failed") if not math.isnan(row[name])]
     parts += [f"population {row['population']}"] if row["population"] != "all" else []
     return "; ".join(part for part in (*parts, row["judge"], row["protocol"]) if part)

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 import math
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -98,6 +99,10 @@ def test_inspect_shows_compared_states(tmp_path: Path) -> None:
     exported = export_results("inspect", path, tmp_path / "out", OPTIONS)
     (log,) = (inspect_log.read_eval_log(str(file)) for file in exported.files)
     assert log.samples[0].messages[1].content == "cosine of the states before and after = 0.8125"
+
+
+def first_answer(context: str, unedited: bool) -> str:
+    return " Orsa Lind."
 
 
 def record_of(exported: Any, benchmark: str) -> dict[str, Any]:
@@ -263,6 +268,63 @@ def test_verdicts_of_two_judges_are_two_results(tmp_path: Path) -> None:
     cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     keys = [(case["evaluation_result_id"], case["sample_id"]) for case in cases]
     assert len(set(keys)) == len(keys)
+
+
+def test_two_protocols_of_one_run_are_two_results_with_their_own_cases(tmp_path: Path) -> None:
+    """A chat template is not part of the run; in the second file one of four answers is right."""
+    for number, results in enumerate((None, scripted_results("qaedit_wild_reliability", texts=first_answer))):
+        path = write_run(
+            tmp_path / "runs" / str(number), "qaedit_wild_reliability", results=results, start=1.79e9 + number,
+            date=f"2026-11-2{number}T10-00-00.000001",
+        )  # fmt: skip
+        change(path, lambda content, sha=f"1234{number}": content.update(chat_template_sha=sha))
+    assert load_results(tmp_path / "runs")["run"].nunique() == 1
+    exported = export_results("every-eval-ever", tmp_path / "runs", tmp_path / "out", OPTIONS)
+    record = record_of(exported, "qaedit")
+    results_by_id = {one["evaluation_result_id"]: one for one in record["evaluation_results"]}
+    assert len(results_by_id) == len(record["evaluation_results"])
+    assert all(re.search(r"/protocol=[0-9a-f]{8}$", name) for name in results_by_id)
+    (path,) = [path for path in exported.files if path.suffix == ".jsonl"]
+    cases: dict[str, list[float]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        case = json.loads(line)
+        cases.setdefault(case["evaluation_result_id"], []).append(case["evaluation"]["score"])
+    of_em = {name: scores for name, scores in cases.items() if "/reliability_wild_em/" in name}
+    assert sorted(map(len, of_em.values())) == [4, 4]
+    for name, scores in of_em.items():
+        assert sum(scores) / 4 == results_by_id[name]["score_details"]["score"]
+    assert sorted(of_em.values()) == [[0, 0, 0, 0], [1, 0, 0, 0]]
+
+
+def test_ids_of_every_eval_ever_name_what_differs_only(folder: Path, tmp_path: Path) -> None:
+    record = record_of(export_results("every-eval-ever", folder, tmp_path / "out", OPTIONS), "bake")
+    assert not any("protocol=" in one["evaluation_result_id"] for one in record["evaluation_results"])
+
+
+@pytest.mark.parametrize("differing", ["judge", "protocol"])
+def test_hugging_face_has_one_value_per_task(differing: str, tmp_path: Path) -> None:
+    """The dataset defines the ids of tasks, so two results of one cannot have ids of their own."""
+
+    def published(content: dict[str, Any]) -> None:
+        source = content["configs"]["qaedit_wild_reliability"]["metadata"]["data_source"]
+        source |= {"data": "hub", "hub_id": "org/QAEdit", "commit": "c" * 40}
+
+    paths = []
+    for number, judge in enumerate(("J1", "J2" if differing == "judge" else "J1")):
+        paths.append(judged_run(tmp_path / str(number), judge, number, (1.0, 1.0, 0.0, number)))
+        change(paths[-1], published)
+    if differing == "protocol":
+        change(paths[1], lambda content: content.update(chat_template_sha="12345"))
+    with pytest.raises(EditingError) as raised:
+        export_results("hf", paths, tmp_path / "both", OPTIONS)
+    message = str(raised.value)
+    assert f"with different {differing}: in {paths[0]} and in {paths[1]}" in message
+    assert "two results of qaedit_wild_reliability/" in message and not (tmp_path / "both").exists()
+    for number, path in enumerate(paths):
+        (file,) = export_results("hf", path, tmp_path / f"out{number}", OPTIONS).files
+        entries = yaml.safe_load(file.read_text(encoding="utf-8"))
+        tasks = [entry["dataset"]["task_id"] for entry in entries]
+        assert len(set(tasks)) == len(tasks) and "qaedit_wild_reliability/reliability_wild_judge" in tasks
 
 
 def test_a_difference_of_shares_may_be_negative(tmp_path: Path) -> None:
