@@ -112,6 +112,7 @@ RESULT_COLUMNS: dict[str, tuple[str, str]] = {
 
 CASE_COLUMNS: dict[str, tuple[str, str]] = {
     "run": _RUN["run"],
+    "file": RESULT_COLUMNS["file"],
     "task": _PLACE["task"],
     "doc_id": (WHOLE, "index of the document in its task"),
     "case_id": (TEXT, "id of the record"),

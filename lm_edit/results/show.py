@@ -16,7 +16,7 @@ from lm_edit.results.tables import load_results
 from lm_eval_tasks.common.model_parts import differing_parts
 
 PLACE = ["task", "metric", "stage", "filter"]
-CONDITIONS = SAME_COLUMN | {"limit": "--limit"}
+CONDITIONS = SAME_COLUMN | {"limit": "--limit", "samples": "choice of --samples"}
 MAX_NAMED = 3  # rows that a note names
 # Columns that distinguish runs with the same heading, in the order in which they are tried.
 DISTINCTIONS = (

@@ -62,7 +62,7 @@ def outdated_groups(files: Iterable[ResultFile], superseded: Sequence[Mapping[st
     for file in files:
         path = str(file.path)
         for group in file.groups:
-            old = [member for member in _members(file, group) if (path, member) in changed]
+            old = sorted(member for member in file.members(group) if (path, member) in changed)
             if old and (path, group) not in replaced:
                 outdated.add((path, group))
                 log.warning(
@@ -70,14 +70,6 @@ def outdated_groups(files: Iterable[ResultFile], superseded: Sequence[Mapping[st
                     "results of %s. Run the group again.", path, group, ", ".join(old)
                 )  # fmt: skip
     return outdated
-
-
-def _members(file: ResultFile, group: str) -> list[str]:
-    """The tasks and groups below a group."""
-    found = list(file.groups[group])
-    for member in found:  # grows
-        found += [below for below in file.groups.get(member, ()) if below not in found]
-    return found
 
 
 def _identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -261,6 +253,7 @@ def _rows_of_sample(file: ResultFile, about: TaskFacts, sample: Mapping[str, Any
     doc: Mapping[str, Any] = sample["doc"] if isinstance(sample.get("doc"), Mapping) else {}
     of_case = {
         "run": file.facts.run,
+        "file": str(file.path),
         "task": about.task,
         "doc_id": sample["doc_id"],
         "case_id": str(doc.get("case_id", sample["doc_id"])),

@@ -355,8 +355,9 @@ def test_headings_name_the_chosen_samples(tmp_path: Path) -> None:
             lambda content, samples=samples: content["config"].update(samples=samples),
         )
     digest = max(load_results(tmp_path)["samples"])
-    header = next(comparison([tmp_path / "0", tmp_path / "1"]))
+    header, *_ = (table := comparison([tmp_path / "0", tmp_path / "1"])).rows
     assert ["no --samples" in header[2], f"--samples {digest}" in header[3]] == [True, True]
+    assert any("another choice of --samples" in note for note in table.notes)
 
 
 def test_stock_models_and_their_tasks(tmp_path: Path) -> None:
