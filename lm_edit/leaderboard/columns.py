@@ -52,7 +52,7 @@ class Column(NamedTuple):
         key: its names.
         benchmark: folder of the benchmark; for lm-eval's tasks the top group that has a column, else their folder.
         higher_is_better: ``None`` for numbers without a direction, which are neither ranked nor tested.
-        is_total: whether values are sums over cases, as counts are.
+        is_share: whether the task declares its values as shares, unlike counts, differences and log-probabilities.
         chance: value of guessing, if declared.
         identity: equal for all of its numbers; see :data:`IDENTITY`.
         is_default: shown first.
@@ -62,7 +62,7 @@ class Column(NamedTuple):
     key: ColumnKey
     benchmark: str
     higher_is_better: bool | None
-    is_total: bool
+    is_share: bool
     chance: float | None
     identity: Mapping[str, str]
     is_default: bool
@@ -124,7 +124,7 @@ def find_columns(
                 key,
                 top_groups.get(key.task) or text_of(record["benchmark"]) or key.task,
                 None if is_missing(better) else bool(better),
-                bool(record["is_total"]),
+                bool(rows["is_share"].all()),
                 None if is_missing(record["chance"]) else float(record["chance"]),
                 next((identity for _, identity in identities if "edits" in identity), identities[0][1]),
                 key in shown,

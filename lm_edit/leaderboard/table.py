@@ -56,9 +56,8 @@ def build_board(
     columns = find_columns(results, describe_case_sets(cases), first)
     _refuse_two_files(results)
     rows = _read_rows(results, _cases_by_column(cases))
-    shares = {key for row in rows for key, scores in row.scores.items() if scores.is_share}
+    shares = {column.key for column in columns if column.is_share}  # a count or a difference can be 0 in all cases
     shares -= {key for row in rows for key, scores in row.scores.items() if not scores.is_share}
-    shares -= {column.key for column in columns if column.is_total}  # a count can be 0 everywhere
     groups = {column.key for column in columns if column.is_group}
     for row in rows:
         for key, cell in row.cells.items():
@@ -164,7 +163,7 @@ def _add_interval(
     """Set the interval of a cell, or the reason why it has none.
 
     Args:
-        is_share: every case of every row in the column scores 0 or 1.
+        is_share: the column is one of shares, and every case of each of its rows scores 0 or 1.
         without_scores: why there are no scores of cases, if there are none.
     """
     if math.isnan(cell.value):

@@ -98,6 +98,7 @@ RESULT_COLUMNS: dict[str, tuple[str, str]] = {
     "role": (TEXT, '"efficacy" for the success of the edits, "unchanged" for locality; else ""'),
     "higher_is_better": (VALUE, "true, false, or missing where the task declares neither"),
     "is_rate": (FLAG, "the value is a mean share of successes over cases"),
+    "is_share": (FLAG, "the value is a mean share over cases, also where less or neither is better"),
     "is_total": (FLAG, "the value is a sum over cases, as of counts"),
     "chance": (REAL, "value of a guess"),
     "value": (REAL, "the score; missing if no case was scored"),

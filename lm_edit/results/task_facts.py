@@ -11,7 +11,7 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.json_io import parse_json
 from lm_edit.results.runs import ResultFile
-from lm_eval_tasks.common.columns import TOTAL, Column
+from lm_eval_tasks.common.columns import TOTALS, Column
 from lm_eval_tasks.common.generation import generation_text
 from lm_eval_tasks.common.population import ALL, WRONG_JUDGE
 from lm_eval_tasks.common.run_names import data_label, is_editing_task
@@ -21,6 +21,7 @@ from lm_eval_tasks.common.settings import SCORE_UNEDITED_CASES
 RATES = ("acc", "acc_norm", "exact_match", "em")
 # Settings that add columns and change none.
 NOT_PROTOCOL = ("population", "score_by", "categories", "generate", "micro")
+UNEDITED = "_unedited"  # ending of metrics of the unedited model
 JUDGE = "judge"  # the pipeline of verdicts; that of the filters, whose module imports transformers
 MODEL_JUDGE = "model_judge"  # the filter of a configured judge
 _HASH_DIGITS = 12
@@ -88,9 +89,10 @@ class TaskFacts:
         declared = self.metrics.get(column.metric, {})
         directions = (self.file.content.get("higher_is_better") or {}).get(self.task) or {}
         higher = directions.get(column.metric, declared.get("higher_is_better"))
-        is_total = declared.get("aggregation") == TOTAL
-        if is_total or column.metric.endswith("_unedited"):
+        is_total = declared.get("aggregation") in TOTALS
+        if is_total or column.metric.endswith(UNEDITED):
             higher = None  # a number of cases, or a fact about the unedited model: no direction is better
+        is_share = self._is_share(column.metric)
         population = declared.get("population") or ALL
         judge = self._judge_of(column.filter)
         return {
@@ -99,7 +101,8 @@ class TaskFacts:
             "filter": column.filter,
             "role": declared.get("role") or "",
             "higher_is_better": higher,
-            "is_rate": self._is_rate(column.metric, declared, higher),
+            "is_share": is_share,
+            "is_rate": is_share and (bool(higher) or not is_editing_task(self.config)),
             "is_total": is_total,
             "chance": declared.get("chance"),
             "population": population,
@@ -196,10 +199,15 @@ class TaskFacts:
         """The judge that the run's settings or the environment chose."""
         return _settings_text(self.metadata.get("judge"))
 
-    def _is_rate(self, metric: str, declared: Mapping[str, Any], higher: object) -> bool:
+    def _is_share(self, metric: str) -> bool:
+        """Whether a metric is declared as a mean share of cases, whichever direction is better.
+
+        The unedited model's is one where that of the edited model is.
+        """
         if not is_editing_task(self.config):
             return metric in RATES
-        return declared.get("aggregation") == "mean_scored" and bool(higher) and bool(declared.get("rate", True))
+        declared = self.metrics.get(metric.removesuffix(UNEDITED)) or self.metrics.get(metric, {})
+        return declared.get("aggregation") == "mean_scored" and bool(declared.get("rate", True))
 
     def _mapping(self, key: str) -> dict[str, Any]:
         value = self.file.tasks[self.task].get(key)

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 SUMMARIES = ("unscored", "unscored_reason", "edit", "judge", "bypass")  # columns of a task that are no metric
 COMPANIONS = ("stderr", "n", "excluded", "failed", "or_0")
 NOT_AVAILABLE = "N/A"
-TOTAL = "total_scored"  # the aggregation of counts, of which none is better
+TOTALS = ("total_scored", "total")  # the aggregations of counts, of which none is better
 
 
 @dataclass

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edit_hooks.utils.options import switch
-from lm_eval_tasks.common.columns import TOTAL
+from lm_eval_tasks.common.columns import TOTALS
 from lm_eval_tasks.common.micro import micro_metrics
 from lm_eval_tasks.common.population import population_metrics
 
@@ -15,7 +15,7 @@ def select_metrics(metric_list: Sequence[Mapping[str, Any]], settings: Mapping[s
     """The metrics of this run; by default means, and higher is better. A total has no direction."""
     conditions = ("only_if", "only_with", "only_without")
     chosen = (
-        {"aggregation": "mean_scored", "higher_is_better": None if listed.get("aggregation") == TOTAL else True}
+        {"aggregation": "mean_scored", "higher_is_better": None if listed.get("aggregation") in TOTALS else True}
         | {key: value for key, value in metric.items() if key not in conditions}
         for listed in metric_list
         if _applies(listed.get("only_if"), settings)

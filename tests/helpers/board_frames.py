@@ -44,6 +44,7 @@ COMMON: dict[str, Any] = {
     "role": "",
     "higher_is_better": True,
     "is_rate": True,
+    "is_share": True,
     "is_total": False,
     "chance": None,
     "excluded": 0,

@@ -148,8 +148,8 @@ def test_scores_that_do_not_follow_from_cases_have_no_interval_and_no_test():
 Z2 = 1.959963984540054**2  # Wilson's interval of n successes in n cases is n / (n + Z2) to 1
 
 
-def test_counts_that_are_zero_everywhere_are_no_shares():
-    rows = rows_of(board(frames(es(rome=[0] * 8), is_rate=False, is_total=True)))
+def test_counts_and_differences_that_are_zero_everywhere_are_no_shares():
+    rows = rows_of(board(frames(es(rome=[0] * 8), is_rate=False, is_share=False)))
     assert rows["rome"].cells[ES].interval is None and rows["rome"].cells[ES].note == ALL_EQUAL
 
 

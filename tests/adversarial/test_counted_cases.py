@@ -1,0 +1,95 @@
+"""Counts of cases, and intervals, in the tables of finished runs are those of the samples."""
+
+from __future__ import annotations
+
+import copy
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lm_eval
+import pytest
+
+pytest.importorskip("statsmodels", reason="the statistics are in the extra leaderboard")
+pytest.importorskip("scikit_posthocs", reason="the statistics are in the extra leaderboard")
+
+from lm_eval.api.model import LM
+from result_files import write_run
+from scripted import ScriptedLM
+from task_managers import task_manager
+from task_runs import run
+
+from lm_edit.cli.main import main
+from lm_edit.results import load_results
+
+
+class Classifier(LM):
+    """Answers " positive" or " negative", never without a label; pairs without token counts, as of a stock model."""
+
+    tokenizer_name = "none"
+
+    def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        return [(-1.0 - number % 2, False) for number in range(len(requests))]
+
+    def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
+        return [" positive" if number % 3 else " negative" for number in range(len(requests))]
+
+    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+        raise NotImplementedError("EditGLUE asks no such question")
+
+
+def undecided(context: str, continuation: str, unedited: bool) -> tuple[float, list[int]]:
+    """Every target is equally likely per token, so preferences and their margins are 0, and all tokens are right."""
+    num_tokens = len(continuation.split())
+    return -1.0 * num_tokens, list(range(num_tokens))
+
+
+def editglue() -> dict[str, Any]:
+    """Results of 12 embedded sentences; the label -> 6 right, 6 wrong, none without a label."""
+    return lm_eval.simple_evaluate(
+        model=Classifier(), tasks=["editglue_sst2"], task_manager=task_manager({"data": "mini"}), bootstrap_iters=0
+    )
+
+
+def leaderboard(paths: Sequence[Path], site: Path) -> list[dict[str, str]]:
+    """The numbers that `lm-edit leaderboard` writes."""
+    assert main(["leaderboard", *map(str, paths), "-o", str(site), "--resamples", "99"]) == 0
+    with (site / "leaderboard.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ------------------------------------------------------------------ intervals
+
+
+def test_a_difference_that_is_zero_in_all_cases_has_no_interval_of_a_share(tmp_path: Path) -> None:
+    results = run("bake_es", lm=ScriptedLM(likelihoods=undecided), bootstrap_iters=0)
+    for editor in ("rome", "memit"):
+        write_run(tmp_path / editor, results=copy.deepcopy(results), editor=editor)
+    rows = {row["metric"]: row for row in leaderboard([tmp_path], tmp_path / "site") if row["editor"] == "rome"}
+    assert (rows["em_prob"]["value"], rows["em_prob"]["low"], rows["em_prob"]["high"]) == ("0.0", "", "")
+    assert rows["es_argmax"]["value"] == "1.0" and float(rows["es_argmax"]["low"]) == pytest.approx(0.5101, abs=1e-4)
+
+
+def test_numbers_of_rows_have_neither_direction_nor_interval(tmp_path: Path) -> None:
+    results = editglue()
+    for editor in ("rome", "memit"):
+        write_run(tmp_path / editor, task="editglue_sst2", results=copy.deepcopy(results), editor=editor)
+    frame = load_results(tmp_path)
+    counts = frame[frame["metric"].isin(["correct", "incorrect", "invalid"])]
+    assert counts["is_total"].all() and counts["higher_is_better"].isna().all() and not counts["is_share"].any()
+    rows = {row["metric"]: row for row in leaderboard([tmp_path], tmp_path / "site") if row["editor"] == "rome"}
+    assert (rows["invalid"]["value"], rows["invalid"]["low"], rows["invalid"]["rank"]) == ("0.0", "", "")
+    assert (rows["correct"]["value"], rows["correct"]["rank"], rows["f1"]["rank"]) == ("6.0", "", "1")
+
+
+def test_shares_are_those_that_a_task_declares(tmp_path: Path) -> None:
+    """Less is better in some, and neither in those of the unedited model; a drift in nats is none."""
+    for task in ("bake_mcq", "bake_revert", "bake_truth"):
+        write_run(tmp_path / task, task)
+    frame = load_results(tmp_path)
+    shares = dict(zip(frame["metric"], frame["is_share"], strict=True))
+    rates = dict(zip(frame["metric"], frame["is_rate"], strict=True))
+    assert shares["mcq_old"] and not rates["mcq_old"] and shares["mcq_new"] and rates["mcq_new"]
+    assert shares["mcq_new_unedited"] and shares["truth_acc_unedited"] and not rates["truth_acc_unedited"]
+    assert not any(shares[name] for name in ("revert_drift", "revert_neighbor_drift", "mcq_position_bias"))
