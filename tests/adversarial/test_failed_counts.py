@@ -60,7 +60,8 @@ def test_columns_that_a_model_class_does_not_report_have_no_zero() -> None:
 
 
 # Magnitudes, entropies, and what is no success of the edit: of the unedited model, or neither good nor bad.
-VALUES = {"em", "pm", "nm", "rqm", "rjm", "rq_logprob_new", "rq_logprob_true", "negation_shift", "fluency_entropy"}
+VALUES = {"em", "pm", "nm", "rqm", "rjm", "negation_shift", "fluency_entropy"}
+VALUES |= {f"rq{prompt}_logprob_{target}" for prompt in ("", "_answer_in_prompt") for target in ("new", "true")}
 VALUES |= {"consistency_own_idf", "truth_called_true", "revert_old"}
 VALUES |= {"mquake_edit_wise_magnitude", "mquake_multi_hop_cot_answered"}
 VALUES |= {"evk_es", "evk_es_subject", "evk_es_relation", "evk_es_all", "evk_ts"}
