@@ -226,14 +226,20 @@ def _result_rows(file: ResultFile) -> Iterator[dict[str, Any]]:
 
 
 def _numbers(column: Column, num_cases: float | None) -> dict[str, float | None]:
-    """Value, counts and derived numbers of a column; a task of lm-eval counts no cases, so all of them are scored."""
-    n, failed = column.number("n"), column.number("failed")
-    n = num_cases if n is None else n
+    """Value, counts and derived numbers of a column.
+
+    Tasks of lm-eval and EditGLUE count no cases: all of them are scored, or none where there is no value.
+    """
+    value, n, asked = column.value if is_number(column.value) else None, column.number("n"), num_cases
+    if n is None:
+        n = 0 if value is None else num_cases
+    else:
+        asked = n + (column.number("failed") or 0)
     return {
-        "value": column.value if is_number(column.value) else None,
+        "value": value,
         "n": n,
         **{name: column.number(name) for name in ("stderr", "excluded", "failed", "or_0")},
-        "coverage": n / (n + (failed or 0)) if n is not None and n + (failed or 0) > 0 else None,
+        "coverage": n / asked if n is not None and asked else None,
     }
 
 

@@ -93,3 +93,24 @@ def test_shares_are_those_that_a_task_declares(tmp_path: Path) -> None:
     assert shares["mcq_old"] and not rates["mcq_old"] and shares["mcq_new"] and rates["mcq_new"]
     assert shares["mcq_new_unedited"] and shares["truth_acc_unedited"] and not rates["truth_acc_unedited"]
     assert not any(shares[name] for name in ("revert_drift", "revert_neighbor_drift", "mcq_position_bias"))
+
+
+# ------------------------------------------------------------------ columns without a count of their own
+
+
+def test_an_unscored_column_of_a_stock_model_is_no_mistake(tmp_path: Path, capsys: Any) -> None:
+    """`f1_new` needs token counts, which the model does not report; the counts of the others are those of the task."""
+    path = write_run(tmp_path / "hf", task="editglue_sst2", results=editglue(), stock=True)
+    rows = load_results(path).set_index("metric")
+    assert rows["n"].to_dict() == {"f1": 12, "f1_new": 0, "mcc": 12, "correct": 12, "incorrect": 12, "invalid": 12}
+    assert (rows["coverage"]["f1_new"], rows["coverage"]["f1"]) == (0.0, 1.0)
+    assert main(["results", "show", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "| f1_new | unscored (0) |" in shown and "| invalid | 0.000 (12) |" in shown
+    assert main(["results", "check", str(path)]) == 0, capsys.readouterr()
+    assert main(["results", "submit", str(path), "--repository", str(tmp_path / "repository")]) == 0, (
+        capsys.readouterr()
+    )
+    (cell,) = [row for row in leaderboard([path], tmp_path / "site") if row["metric"] == "f1_new"]
+    assert (cell["value"], cell["scored"], cell["cases"]) == ("", "0", "12")
+    assert cell["left_out"] == "this model class does not report the number of tokens of a label: 12"
