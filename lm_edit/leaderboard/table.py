@@ -26,6 +26,7 @@ UNKNOWN_PARTS = "tokenizer and configuration not recorded"
 NO_SAMPLES = "no interval and no test: the run has no samples (--log_samples)"
 OF_GROUP = "no interval and no test: a group has no cases of its own"
 NOT_SCORED = "no case was scored"
+UNSCORED = "unscored"  # without a reason that is known here
 INFINITE = "no interval and no test: the score is infinite"
 NOT_FROM_CASES = "no interval and no test: the score does not follow from single cases"
 ALL_EQUAL = "no interval: fewer than two scored cases, or all score the same"
@@ -138,16 +139,16 @@ def _read_cell(record: Mapping[str, object], cases: CaseScores | None) -> Cell:
     num_scored, excluded, failed = (_count(record[name]) for name in ("n", "excluded", "failed"))
     left_out = {OUTSIDE: excluded}
     if cases is None:
-        left_out["no usable answer"] = failed
+        left_out[UNSCORED] = failed
         num_cases = num_scored + excluded + failed
     else:
         num_cases = len(cases.documents)
         if is_missing(record["n"]):
             num_scored = cases.num_scored
         if num_scored == cases.num_scored:
-            left_out |= {reason or "unscored": number for reason, number in cases.reasons.items()}
+            left_out |= {reason or UNSCORED: number for reason, number in cases.reasons.items()}
         else:  # a score that is made of several means, each over its own cases
-            left_out["no usable answer"] = failed
+            left_out[UNSCORED] = failed
     value, or_0 = (math.nan if is_missing(part) else float(str(part)) for part in (record["value"], record.get("or_0")))
     reasons = {reason: count for reason, count in left_out.items() if count}
     return Cell(value, num_scored, num_cases, reasons, or_0=or_0)

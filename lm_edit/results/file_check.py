@@ -53,15 +53,17 @@ def check_file(path: Path) -> Checked:
 def _wrong_row(file: ResultFile, row: Mapping[str, Any]) -> Iterator[str]:
     """What no run can have: numbers that are not finite, counts above the cases, shares outside 0 to 1."""
     name = f"{row['task']}, {row['metric']}" + (f"@{row['stage']}" if row["stage"] else "")
-    for column in ("value", "stderr", "or_0", *COUNTS):
+    for column in ("value", "stderr", "or_0", *COUNTS, "zeroed"):
         if row[column] is not None and not math.isfinite(row[column]):
             yield f"{name}: {column} is {row[column]}."
-    for column in COUNTS:
+    for column in (*COUNTS, "zeroed"):
         if row[column] is not None and math.isfinite(row[column]) and (row[column] < 0 or row[column] % 1):
             yield f"{name}: {column} is {row[column]}, which is no number of cases."
     cases, counted = file.num_cases(row["task"]), sum(row[column] or 0 for column in COUNTS)
     if cases is not None and counted > cases:
         yield f"{name}: {counted:g} cases are counted, but {cases} were asked."
+    if (row["zeroed"] or 0) > (row["failed"] or 0):
+        yield f"{name}: {row['zeroed']:g} cases count as 0, but only {row['failed'] or 0:g} have no value."
     if row["value"] is None and row["n"]:
         yield f"{name}: {row['n']:g} scored cases, but no value."
     if row["is_rate"] and row["value"] is not None and not (row["stage"] == "difference" or 0 <= row["value"] <= 1):

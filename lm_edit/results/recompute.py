@@ -88,7 +88,7 @@ def _of_editing_task(column: Column, about: TaskFacts, samples: Samples) -> dict
     values = [sample[column.name] for sample in samples]
     if aggregation != COUNT or "n" in column.companions:  # a count of cases has no count of its own
         wanted["n"] = sum(value is not None for value in values)
-    for count in ("excluded", "failed"):
+    for count in ("excluded", "failed", "zeroed"):
         if count in column.companions:
             wanted[count] = sum(sample[f"{column.name}_{count}"] for sample in samples)
     if aggregation in STANDARD_ERRORS:

@@ -31,7 +31,8 @@ _SCORED_BY = {
 _COUNTS = {
     "n": (REAL, "number of scored cases"),
     "excluded": (REAL, "number of cases that the benchmark's published filter excludes"),
-    "failed": (REAL, "number of cases without a usable answer"),
+    "failed": (REAL, "number of cases without a value for a reason, which may be that of the record"),
+    "zeroed": (REAL, "number of those without a usable answer: the failures that or_0 counts as 0"),
 }
 
 # Columns in which results have to agree to be compared, with their names in messages.
@@ -104,7 +105,7 @@ RESULT_COLUMNS: dict[str, tuple[str, str]] = {
     "value": (REAL, "the score; missing if no case was scored"),
     "stderr": (REAL, "standard error of the value"),
     **_COUNTS,
-    "or_0": (REAL, "the value if failed cases count as 0"),
+    "or_0": (REAL, "the value if failures count as 0"),
     "coverage": (REAL, "scored cases / (scored + failed cases)"),
     "unscored": (REAL, "number of cases of the task in which some metric is unscored"),
     "unscored_reason": (MAPPING, "reason -> number of cases of the task"),

@@ -41,8 +41,8 @@ def comparison(paths: Paths, metrics: Sequence[str] = ()) -> Comparison:
     """One table of several runs.
 
     A column heading is editor (its label if it has one), mode, number of edits and data, with the settings where runs
-    would share it. A cell is value ± standard error (number of scored cases, failed ones, and the value if those count
-    as 0).
+    would share it. A cell is value ± standard error (number of scored cases, of excluded ones, of failures with the
+    value if they count as 0, and of cases that are unscored for another reason).
 
     Args:
         metrics: only these, in this order, each with or without its stage (``es_prob@immediate``).
@@ -190,7 +190,11 @@ def _cell(row: Any) -> str:
     counts = [] if math.isnan(row["n"]) else [f"{row['n']:g}"]
     if row["excluded"] > 0:
         counts.append(f"{row['excluded']:g} excluded")
-    if row["failed"] > 0:
-        counts.append(f"{row['failed']:g} failed")
-        counts += [] if math.isnan(row["or_0"]) else [f"{row['or_0']:.3f} with them as 0"]
+    zeroed = 0 if math.isnan(row["zeroed"]) else row["zeroed"]
+    if zeroed:
+        counts += [f"{zeroed:g} failed", f"{row['or_0']:.3f} with them as 0"]
+    if row["failed"] > zeroed:
+        counts.append(f"{row['failed'] - zeroed:g} unscored")
+    if math.isnan(row["zeroed"]) and not math.isnan(row["or_0"]) and row["or_0"] != row["value"]:
+        counts.append(f"{row['or_0']:.3f} with failures as 0")  # an older file, which has no number of them
     return value + error + (f" ({', '.join(counts)})" if counts else "")

@@ -238,7 +238,7 @@ def _numbers(column: Column, num_cases: float | None) -> dict[str, float | None]
     return {
         "value": value,
         "n": n,
-        **{name: column.number(name) for name in ("stderr", "excluded", "failed", "or_0")},
+        **{name: column.number(name) for name in ("stderr", "excluded", "failed", "zeroed", "or_0")},
         "coverage": n / asked if n is not None and asked else None,
     }
 
@@ -281,7 +281,7 @@ def _rows_of_sample(file: ResultFile, about: TaskFacts, sample: Mapping[str, Any
             "stage": column.stage,
             **about.scored_by(column.metric, pipeline),
             "value": float(column.value) if single else None,
-            **{name: column.number(name) for name in ("n", "excluded", "failed")},
+            **{name: column.number(name) for name in ("n", "excluded", "failed", "zeroed")},
             "reason": reasons.get(column.name, ""),
             "components": None if single else column.value,
         }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 SUMMARIES = ("unscored", "unscored_reason", "edit", "judge", "bypass")  # columns of a task that are no metric
-COMPANIONS = ("stderr", "n", "excluded", "failed", "or_0")
+COMPANIONS = ("stderr", "n", "excluded", "failed", "or_0", "zeroed")
 NOT_AVAILABLE = "N/A"
 TOTALS = ("total_scored", "total")  # the aggregations of counts, of which none is better
 

@@ -10,8 +10,8 @@ A task's YAML uses four keys of lm-eval in a special way:
   not among them: their value is the mean verdict over the case's own probes.
 - ``metric_list``: the metrics of that mapping. Besides lm-eval's keys, ``only_if: <setting>`` drops a metric where the
   setting is off (``only_if: {<setting>: <value>}`` where it has another value), ``only_with`` and ``only_without``
-  where a setting has no value or has one, ``rate: false`` marks one that is no share of successes (it has no column
-  ``<metric>_or_0``), ``filtered: true`` one from which a published filter may exclude cases,
+  where a setting has no value or has one, ``rate: false`` marks one that is no share of successes (it has no columns
+  ``<metric>_or_0`` and ``<metric>_zeroed``), ``filtered: true`` one from which a published filter may exclude cases,
   ``filtered_by: population`` one with a second column over the run's population
   (:mod:`lm_eval_tasks.common.population`), ``from: judge`` one that only judged pipelines report
   (:mod:`lm_eval_tasks.common.judge_filter`), and ``chance`` and ``role`` are what
@@ -74,8 +74,8 @@ for _name, _function in AGGREGATIONS.items():
     register_aggregation(_name)(_function)
 
 
-# Ending of the column in which a case without a usable answer counts as 0.
-OR_ZERO = "_or_0"
+# Endings of the column in which a case without a usable answer counts as 0, and of the number of these cases.
+OR_ZERO, ZEROED = "_or_0", "_zeroed"
 
 
 class Documents(list[dict[str, Any]]):
@@ -134,6 +134,7 @@ class EditingTask(HarnessTask):
             self._declare_companions(metric, aggregation)
             if self._is_rate(metric):
                 self.add_column(f"{metric}{OR_ZERO}", aggregation, higher_is_better=True)
+                self.add_column(f"{metric}{ZEROED}", AGGREGATIONS["total"])
             for column, by_group in breakdown_columns(metric, self.breakdown, aggregation).items():
                 self.add_column(column, by_group)
             for stage in self.stages.columns:
@@ -472,7 +473,7 @@ def _columns(metric: Mapping[str, Any], suffix: str, score: Score, reasons: dict
     columns[f"{name}_n"] = int(value is not None)
     columns[f"{name}_failed"] = int(value is None and score.reason not in (None, NOT_IN_STREAM))
     if not suffix and is_rate(metric):
-        columns[f"{name}{OR_ZERO}"] = 0.0 if score.failed else value
+        columns |= {f"{name}{OR_ZERO}": 0.0 if score.failed else value, f"{name}{ZEROED}": int(score.failed)}
     if metric.get("filtered"):
         columns[f"{name}_excluded"] = int(score.excluded)
     elif score.excluded:

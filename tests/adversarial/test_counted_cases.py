@@ -15,13 +15,13 @@ pytest.importorskip("statsmodels", reason="the statistics are in the extra leade
 pytest.importorskip("scikit_posthocs", reason="the statistics are in the extra leaderboard")
 
 from lm_eval.api.model import LM
-from result_files import write_run
+from result_files import change, scripted_results, write_run
 from scripted import ScriptedLM
 from task_managers import task_manager
 from task_runs import run
 
 from lm_edit.cli.main import main
-from lm_edit.results import load_results
+from lm_edit.results import load_cases, load_results
 
 
 class Classifier(LM):
@@ -114,3 +114,54 @@ def test_an_unscored_column_of_a_stock_model_is_no_mistake(tmp_path: Path, capsy
     (cell,) = [row for row in leaderboard([path], tmp_path / "site") if row["metric"] == "f1_new"]
     assert (cell["value"], cell["scored"], cell["cases"]) == ("", "0", "12")
     assert cell["left_out"] == "this model class does not report the number of tokens of a label: 12"
+
+
+# ------------------------------------------------------------------ failures and unknown values
+
+
+def shown(path: Path, metric: str, capsys: Any) -> str:
+    """The cell of a metric in `lm-edit results show`, of one run."""
+    capsys.readouterr()
+    assert main(["results", "show", str(path), "--metrics", metric]) == 0
+    return capsys.readouterr().out.splitlines()[-1].split("|")[-2].strip()
+
+
+@pytest.mark.parametrize(
+    ("errors", "cell", "zeroed"),
+    [
+        # One record has no paraphrases; the others score 1, 0, 0 (a sample variance of 1/3).
+        ({}, "0.333 ± 0.333 (3, 1 unscored)", 0),
+        # Without the first: 0 of 2, and 0 of 3 with a 0 for it.
+        ({"0": "no edit"}, "0.000 ± 0.000 (2, 1 failed, 0.000 with them as 0, 1 unscored)", 1),
+        # Without the last: 1 of 2, and 1 of 3.
+        ({"3": "no edit"}, "0.500 ± 0.500 (2, 1 failed, 0.333 with them as 0, 1 unscored)", 1),
+    ],
+)
+def test_only_failures_count_as_zero(
+    errors: dict[str, str], cell: str, zeroed: int, tmp_path: Path, capsys: Any
+) -> None:
+    results = scripted_results("bake_gs", errors=tuple(errors.items()))
+    path = write_run(tmp_path, results=results)
+    assert shown(path, "gs_prob", capsys) == cell
+    row = load_results(path).set_index("metric").loc["gs_prob"]
+    cases = load_cases(path)
+    assert (row["failed"], row["zeroed"]) == (1 + zeroed, zeroed)
+    assert cases[cases["metric"] == "gs_prob"]["zeroed"].sum() == zeroed
+    assert main(["results", "check", str(path)]) == 0
+
+
+def test_a_wrong_number_of_failures_is_found(tmp_path: Path, capsys: Any) -> None:
+    path = write_run(tmp_path, results=scripted_results("bake_gs"))
+    change(path, lambda content: content["results"]["bake_gs"].update({"gs_prob_zeroed,none": 2}))
+    assert main(["results", "check", str(path)]) == 1
+    told = capsys.readouterr().out
+    assert "gs_prob: 2 cases count as 0, but only 1 have no value." in told
+    assert "gs_prob_zeroed: the result is 2, but the value of the samples is 0." in told
+
+
+def test_older_files_do_not_know_the_number_of_failures(tmp_path: Path, capsys: Any) -> None:
+    path = write_run(tmp_path, results=scripted_results("bake_gs", errors=(("3", "no edit"),)), samples=False)
+    change(path, lambda content: content["results"]["bake_gs"].pop("gs_prob_zeroed,none"))
+    assert shown(path, "gs_prob", capsys) == "0.500 ± 0.500 (2, 2 unscored, 0.333 with failures as 0)"
+    (row,) = [row for row in leaderboard([path], tmp_path / "site") if row["metric"] == "gs_prob"]
+    assert row["left_out"] == "unscored: 2"

@@ -27,7 +27,7 @@ class Diverged(ScriptedLM):
 def test_failures_are_counted_for_each_metric_and_as_zero() -> None:
     row = metrics_of(run("bake_es", lm=Diverged(), settings={"generate": False}), "bake_es")
     assert (row["es_prob_n"], row["es_prob_failed"], row["unscored"]) == (2, 2, 2)
-    assert row["es_prob_or_0"] == row["es_prob"] * 2 / 4
+    assert row["es_prob_or_0"] == row["es_prob"] * 2 / 4 and row["es_prob_zeroed"] == 2
     assert row["es_argmax_or_0"] == row["es_argmax"] * 2 / 4
     assert "em_prob_or_0" not in row and row["em_prob_failed"] == 2, "a magnitude is no share of successes"
 
@@ -46,7 +46,7 @@ def test_what_is_unknown_for_another_reason_is_no_zero(tmp_path: Any) -> None:
     data = str(write_jsonl(tmp_path / "records.jsonl", records))
     row = metrics_of(run("bake_gs", settings={"data": data, "generate": False}), "bake_gs")
     assert (row["gs_prob_n"], row["gs_prob_failed"]) == (2, 2)  # one of the invented records has none either
-    assert row["gs_prob_or_0"] == row["gs_prob"]
+    assert row["gs_prob_or_0"] == row["gs_prob"] and row["gs_prob_zeroed"] == 0
 
 
 def test_columns_that_a_model_class_does_not_report_have_no_zero() -> None:
@@ -76,5 +76,5 @@ def test_only_shares_of_successes_have_the_column(task: str) -> None:
         name = metric["metric"]
         is_value = name.removesuffix("_all").removesuffix("_prob") in VALUES or name.endswith(VALUE_ENDINGS)
         is_share = metric["aggregation"] == "mean_scored" and directions[name] and not is_value
-        assert (f"{name}_or_0" in columns) == is_share, name
+        assert (f"{name}_or_0" in columns) == (f"{name}_zeroed" in columns) == is_share, name
         assert f"{name}_failed" in columns

@@ -74,7 +74,7 @@ def test_every_record_is_scored_or_has_a_reason(task: str, lm_class: type) -> No
     found = metrics_of(results, task)
     samples = results["samples"][task]
     names = own_metrics(build(task, **ALL_COLUMNS))
-    companions = ("_n", "_excluded", "_failed", "_or_0", "_stderr")
+    companions = ("_n", "_excluded", "_failed", "_zeroed", "_or_0", "_stderr")
     reported = {name for name in found if not name.endswith(companions)}
     assert reported == {*names, "unscored", "unscored_reason", "edit"}
     num_docs = found_docs = len(samples)

@@ -32,7 +32,7 @@ def test_show_compares_runs(tmp_path: Path, capsys: Any) -> None:
     row = dict(zip(header, next(row for row in rows if row[1] == "es_prob"), strict=True))
     assert row["memit, sequential, 48 edits (bake_qa.jsonl)"].endswith("(2, 2 failed, 0.250 with them as 0)")
     assert row["unedited (bake_qa.jsonl)"].endswith("(4)") and " ± " in row["unedited (bake_qa.jsonl)"]
-    assert not [row for row in rows if row[1].endswith(("_or_0", "_n", "_failed"))]
+    assert not [row for row in rows if row[1].endswith(("_or_0", "_n", "_failed", "_zeroed"))]
 
 
 def test_show_selects_metrics_and_explains_unknown_ones(tmp_path: Path, capsys: Any) -> None:

@@ -51,10 +51,12 @@ def test_companions_are_attributes_and_failures_stay_out_of_the_mean(tmp_path: P
     # es_prob of the four cases is 1, 0, 1, 0; the edits of the first two fail: (1 + 0) / 2, and (0 + 0 + 1 + 0) / 4.
     results = scripted_results("bake_es", errors=(("0", "no edit"), ("1", "no edit")))
     frame = load_results(write_run(tmp_path, results=results))
-    assert not any(name.endswith(("_n", "_failed", "_excluded", "_stderr", "_or_0")) for name in frame["metric"])
+    companions = ("_n", "_failed", "_zeroed", "_excluded", "_stderr", "_or_0")
+    assert not any(name.endswith(companions) for name in frame["metric"])
     row = row_of(frame, metric="es_prob", filter="none")
     cases = rows_of(load_cases(tmp_path), metric="es_prob", filter="none")
     assert (row["n"], row["failed"], row["unscored"], row["coverage"]) == (2, 2, 2, 2 / (2 + 2))
+    assert row["zeroed"] == 2
     assert (row["value"], row["or_0"]) == (0.5, 0.25) and row["stderr"] == 0.5  # sqrt(2 * 0.5^2 / 1 / 2)
     assert cases["value"].fillna(-1).tolist() == [-1, -1, 1, 0]
     assert row["unscored_reason"] == {"edit failed: no edit": 2}

@@ -24,7 +24,8 @@ def test_the_table_has_scores_only() -> None:
     rows, lines = split_table(results)
     assert results == before, "everything stays in the results"
     names = [row[4] for row in rows]
-    assert "es_prob" in names and not [name for name in names if name.endswith(("_n", "_failed", "_or_0", "_stderr"))]
+    companions = ("_n", "_failed", "_zeroed", "_or_0", "_stderr")
+    assert "es_prob" in names and not [name for name in names if name.endswith(companions)]
     assert not {"edit", "judge", "unscored", "unscored_reason"} & set(names)
     assert not any("{" in cell for row in rows for cell in row)
     assert lines == ["Edits of bake_es: 4 made, 0 failed, seconds_per_edit 0.1."]
