@@ -90,7 +90,8 @@ class Cell:
     Attributes:
         value: the score, as the result file has it; NaN if nothing was scored. Of several seeds, the mean.
         num_scored: cases behind the value; of several seeds, in the one with the fewest.
-        num_cases: cases asked; 0 if the file does not have their number, as of some groups.
+        num_cases: cases asked, at a stage of a stream of those edited by then; 0 if the file lacks their number, as of
+            some groups.
         left_out: reason -> number of cases without a score.
         interval: 95% interval over cases.
         note: why there is no interval.
@@ -186,8 +187,9 @@ class Board:
             "follows from its cases: means, pooled means (over the chains or questions of all cases), and edit scores, "
             "which are harmonic means of means. Where all cases of a share score the same, as in 64 of 64: Wilson's "
             "interval; elsewhere equal scores have none.",
-            "n/N: cases with a score, of the cases asked; the reasons of the others are with each number, and the "
-            "value if those without a usable answer count as 0, which ranks nothing.",
+            "n/N: cases with a score, of the cases asked (at a checkpoint of a stream, of those edited by then); the "
+            "reasons of the others are with each number, and the value if those without a usable answer count as 0, "
+            "which ranks nothing.",
             "† differs from the unedited model, ‡ differs from the best editor of the section (bold; not where all "
             f"are equal), p < {significance.ALPHA}: exact McNemar test for scores that are 0 or 1, otherwise a "
             "permutation test of the difference, paired by case, on the cases that both scored; Holm correction in "

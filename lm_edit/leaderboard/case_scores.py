@@ -35,6 +35,7 @@ class CaseScores(NamedTuple):
         reasons: why cases have no score -> number of cases; excluded cases are not in it.
         is_pooled: the score is the mean over the units of all cases, as chains or questions.
         edits: (cases,) the edit under which each case was answered; "" where it is not one of several edits.
+        num_not_due: cases that are not edited yet at the column's stage.
     """
 
     documents: tuple[int, ...]
@@ -43,6 +44,12 @@ class CaseScores(NamedTuple):
     reasons: dict[str, int]
     is_pooled: bool = False
     edits: tuple[str, ...] = ()
+    num_not_due: int = 0
+
+    @property
+    def num_due(self) -> int:
+        """Cases that are asked at the column's stage."""
+        return len(self.documents) - self.num_not_due
 
     @property
     def num_seeds(self) -> int:
@@ -170,7 +177,8 @@ def combine_seeds(runs: Sequence[CaseScores]) -> CaseScores | None:
     if any((run.factors, run.is_pooled) != (first.factors, first.is_pooled) for run in runs):
         return None
     fewest = min(runs, key=lambda run: run.num_scored)
-    return first._replace(values=np.concatenate([run.values for run in runs], axis=1), reasons=fewest.reasons)
+    values = np.concatenate([run.values for run in runs], axis=1)
+    return first._replace(values=values, reasons=fewest.reasons, num_not_due=fewest.num_not_due)
 
 
 def edit_score(means: Values, factors: Sequence[int]) -> Values:
@@ -198,7 +206,8 @@ def read_case_scores(rows: pd.DataFrame) -> CaseScores:
     composite, pooled = _components(saved), _pooled(saved)
     components, factors = composite or (plain[:, np.newaxis] if pooled is None else pooled, None)
     values = components[:, np.newaxis, :]  # of one seed
-    unscored = np.isnan(components).all(axis=1) & (rows["excluded"].fillna(0) == 0).to_numpy()
+    due = rows["due"].to_numpy(dtype=bool)
+    unscored = np.isnan(components).all(axis=1) & (rows["excluded"].fillna(0) == 0).to_numpy() & due
     reasons = rows["reason"][unscored].value_counts()
     return CaseScores(
         documents,
@@ -207,6 +216,7 @@ def read_case_scores(rows: pd.DataFrame) -> CaseScores:
         {str(name): int(reasons[name]) for name in sorted(reasons.index)},
         pooled is not None,
         tuple(map(str, rows["edit_key"])) if "edit_key" in rows else (),
+        int((~due).sum()),
     )
 
 

@@ -142,7 +142,7 @@ def _read_cell(record: Mapping[str, object], cases: CaseScores | None) -> Cell:
         left_out[UNSCORED] = failed
         num_cases = num_scored + excluded + failed
     else:
-        num_cases = len(cases.documents)
+        num_cases = cases.num_due
         if is_missing(record["n"]):
             num_scored = cases.num_scored
         if num_scored == cases.num_scored:

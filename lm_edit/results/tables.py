@@ -275,14 +275,17 @@ def _rows_of_sample(file: ResultFile, about: TaskFacts, sample: Mapping[str, Any
     pipeline = of_case["filter"]
     for column in read_columns({name: sample[name] for name in names}, about.metrics):
         single = is_number(column.value) or isinstance(column.value, bool)
+        counts = {name: column.number(name) for name in ("n", "excluded", "failed", "zeroed")}
+        reason = reasons.get(column.name, "")
         yield {
             **of_case,
             "metric": column.metric,
             "stage": column.stage,
             **about.scored_by(column.metric, pipeline),
             "value": float(column.value) if single else None,
-            **{name: column.number(name) for name in ("n", "excluded", "failed", "zeroed")},
-            "reason": reasons.get(column.name, ""),
+            "due": not column.stage or bool(reason) or counts["n"] is None or any(counts.values()),
+            **counts,
+            "reason": reason,
             "components": None if single else column.value,
         }
 

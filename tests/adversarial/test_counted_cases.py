@@ -16,7 +16,7 @@ pytest.importorskip("scikit_posthocs", reason="the statistics are in the extra l
 
 from lm_eval.api.model import LM
 from result_files import change, scripted_results, write_run
-from scripted import ScriptedLM
+from scripted import ScriptedLM, StreamLM
 from task_managers import task_manager
 from task_runs import run
 
@@ -165,3 +165,53 @@ def test_older_files_do_not_know_the_number_of_failures(tmp_path: Path, capsys: 
     assert shown(path, "gs_prob", capsys) == "0.500 ± 0.500 (2, 2 unscored, 0.333 with failures as 0)"
     (row,) = [row for row in leaderboard([path], tmp_path / "site") if row["metric"] == "gs_prob"]
     assert row["left_out"] == "unscored: 2"
+
+
+# ------------------------------------------------------------------ stages of a stream
+
+
+def test_cases_that_are_edited_after_a_checkpoint_are_not_asked_there(tmp_path: Path) -> None:
+    """Streams of 4, a checkpoint after 2: in one nothing fails, in the other the second edit, which is due there."""
+    whole = {"0": "1100", "1": ".100", "2": "..11", "3": "...1"}
+    stopped = {"0": "1100", "1": ".?", "2": "..11", "3": "...1"}
+    for editor, holds in (("rome", whole), ("memit", stopped)):
+        settings = {"mode": "sequential", "checkpoints": "2", "immediate": True}
+        results = run("bake_es", StreamLM(holds, {2: 1}), settings, bootstrap_iters=0)
+        options = {"mode": "sequential", "num_edits": 4, "edits": "bake", "edit_batch_size": 1}
+        write_run(tmp_path / editor, results=results, editor=editor, **options)
+    rows = {
+        (row["editor"], row["stage"]): (row["scored"], row["cases"], row["left_out"])
+        for row in leaderboard([tmp_path], tmp_path / "site")
+        if row["metric"] == "es_prob"
+    }
+    reason = "edit failed: the guard stopped the stream: 1"
+    assert {stage: counts for (editor, stage), counts in rows.items() if editor == "rome"} == {
+        "": ("4", "4", ""),
+        "immediate": ("4", "4", ""),
+        "2": ("2", "2", ""),
+    }
+    assert {stage: counts for (editor, stage), counts in rows.items() if editor == "memit"} == {
+        "": ("3", "4", reason),
+        "immediate": ("3", "4", reason),
+        "2": ("1", "2", reason),
+    }
+    frame = load_results(tmp_path)
+    at_checkpoint = frame[(frame["metric"] == "es_prob") & (frame["stage"] == "2")].set_index("editor")["coverage"]
+    assert at_checkpoint.to_dict() == {"rome": 1.0, "memit": 0.5}  # as on the leaderboard
+    cases = load_cases(tmp_path)
+    due = cases[(cases["metric"] == "es_prob") & (cases["stage"] == "2")].groupby("case_id")["due"].all()
+    assert due.to_dict() == {"0": True, "1": True, "2": False, "3": False}
+    assert cases[cases["stage"] != "2"]["due"].all()
+
+
+def test_cases_outside_the_stream_have_no_part_in_its_stages(tmp_path: Path) -> None:
+    settings = {"mode": "sequential", "checkpoints": "1", "immediate": True}
+    results = run("bake_es", StreamLM({"0": "11", "1": ".1"}, {1: 0}), settings, bootstrap_iters=0)
+    write_run(tmp_path, results=results, mode="sequential", num_edits=2, edits="bake", edit_batch_size=1)
+    rows = [row for row in leaderboard([tmp_path], tmp_path / "site") if row["metric"] == "es_prob"]
+    found = {row["stage"]: (row["scored"], row["cases"], row["left_out"]) for row in rows}
+    assert found == {
+        "": ("2", "4", "not among this run's edits: 2"),
+        "immediate": ("2", "2", ""),
+        "1": ("1", "1", ""),
+    }

@@ -96,6 +96,7 @@ def case_rows(row: Mapping[str, Any], values: Iterable[float | None]) -> list[di
             "case_id": str(number),
             "category": "",
             "value": float("nan") if value is None else value,
+            "due": True,
             "n": int(value is not None),
             "excluded": 0,
             "failed": 0,

@@ -154,7 +154,7 @@ function scoresOf(chosen, answered) {
   const text = (answer, key) => {
     if (!answer || !(key in answer.scores)) return "";
     const value = answer.scores[key];
-    if (value === null) return `unscored${answer.reasons[key] ? `: ${answer.reasons[key]}` : ""}`;
+    if (value === null) return answer.reasons[key] ? `unscored: ${answer.reasons[key]}` : "no score"; // excluded, or not edited yet
     return typeof value === "number" ? number(value) : JSON.stringify(value);
   };
   const body = keys.map((key) => {
