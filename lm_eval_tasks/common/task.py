@@ -285,7 +285,13 @@ class EditingTask(HarnessTask):
 
         With more processes than documents some processes have no document, which lm-eval cannot run. Such a process
         answers the first document, too, and lm-eval discards its answers.
+
+        Args:
+            samples: of ``--samples``, sorted in place: lm-eval asks these documents once each, in the order of the
+                data, and reads their numbers from the list.
         """
+        if samples:
+            samples[:] = sorted(set(samples))
         check_generation_kwargs(self.config.generation_kwargs or {})  # after lm-eval has merged --gen_kwargs into them
         if rank and not any(self.doc_iterator(rank=rank, limit=limit, samples=samples, world_size=world_size)):
             rank, world_size, limit, samples = 0, 1, 1, samples[:1] if samples else samples

@@ -72,6 +72,12 @@ def test_limit_and_samples_select_edits() -> None:
     assert len(run("bake_ls", limit=0.5)["samples"]["bake_ls"]) == 2
 
 
+def test_the_order_of_samples_changes_no_label() -> None:
+    """lm-eval asks in the order of the data and takes ``doc_id`` from the list."""
+    saved = run("bake_ls", samples={"bake_ls": [3, 1, 3]})["samples"]["bake_ls"]
+    assert [(sample["doc_id"], sample["doc"]["case_id"]) for sample in saved] == [(1, "1"), (3, "3")]
+
+
 def test_predict_only_keeps_the_answers() -> None:
     results = run("bake_rq", predict_only=True)
     assert set(results["results"]["bake_rq"]) == {"name", "alias", "sample_len", "bypass,none", "bypass_stderr,none"}
