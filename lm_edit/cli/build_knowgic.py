@@ -32,7 +32,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="GRAPH",
         help='JSON with "relations" (name -> prompt, question), "facts", "edits" and, if wanted, "aliases" and '
         '"wordings" (of single facts: fact, prompt, question); several graphs, as of several models, are joined, and '
-        "the earlier ones precede where they disagree",
+        "the first one decides where they disagree",
     )
     parser.add_argument(
         "--max-steps", type=whole(), default=5, help="longest chain (default: %(default)s, as published)"

@@ -7,7 +7,7 @@ BAKE-J asks for a judgment only.
 
 Real relations have exceptions: some countries have two capitals. The papers chose their relations by hand and take the
 four classes from Bordes et al. (2013), who count an end of a relation as "many" if it has 1.5 entities or more in the
-mean: objects of a subject, or subjects of an object. This is the rule ``mean``; ``any`` admits no exception.
+mean: objects of a subject, or subjects of an object. This is the rule ``mean``; ``any`` allows no exception.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ def test_merging_keeps_the_newest_result_of_each_task(tmp_path: Path) -> None:
         merge_results(paths, tmp_path / "merged")
 
 
-def test_merging_keeps_apart_what_was_asked_with_different_chat_templates(tmp_path: Path) -> None:
+def test_merging_separates_what_was_asked_with_different_chat_templates(tmp_path: Path) -> None:
     """A file names one template for all of its tasks."""
     chat = write_run(tmp_path / "runs/es", "bake_es", start=1.0e9)
     change(chat, lambda content: content.update(chat_template_sha="c0ffee" * 10, system_instruction_sha="bead" * 16))

@@ -258,7 +258,7 @@ def test_edits_that_exclude_each_other_are_errors(
     assert code == 2 and message in capsys.readouterr().err and not out.exists()
 
 
-def test_a_graph_counts_once_and_names_are_told_apart(tmp_path: Path, capsys: Any) -> None:
+def test_a_graph_counts_once_and_equal_file_names_are_distinguished(tmp_path: Path, capsys: Any) -> None:
     assert build(tmp_path, FIRST, FIRST)[0] == 2
     assert "b.json has the content of a.json; give each graph once" in capsys.readouterr().err
     (tmp_path / "other").mkdir()
