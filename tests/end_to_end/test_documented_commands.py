@@ -64,9 +64,10 @@ def words_of(command: str) -> list[str]:
 def test_lm_edit_commands_parse(command: str) -> None:
     words = words_of(command)[1:]
     try:
-        build_parser().parse_args(words)
+        parsed = build_parser().parse_args(words)
     except SystemExit:
         pytest.fail(f"not accepted: {command}")
+    assert parsed.verb == words[0]
 
 
 @pytest.mark.parametrize("command", mentions("lm-edit"))

@@ -109,16 +109,14 @@ def test_show_refuses_them_for_chosen_metrics_too(tmp_path: Path, capsys: Any) -
 
 
 def test_show_names_rows_whose_runs_cannot_be_compared(tmp_path: Path, capsys: Any) -> None:
-    for name, editor in (("a", "rome"), ("b", "memit"), ("c", "grace")):
-        path = write_run(tmp_path / name, editor=editor)
-        if name == "c":
-            change(path, lambda content: content["versions"].update(bake_es="<9>"))
+    paths = {name: write_run(tmp_path / name, editor=f"editor_{name}") for name in "abc"}
+    change(paths["c"], lambda content: content["versions"].update(bake_es="<9>"))
     assert run_verb(["results", "show", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     assert "Not comparable" not in capsys.readouterr().out
     assert run_verb(["results", "show", str(tmp_path), "--metrics", "es_prob", "es_match"]) == 0
     (note,) = [line for line in printed_lines(capsys) if "Not comparable" in line]
     assert note.startswith("Not comparable (bake_es, es_prob; bake_es, es_match): another task version.")
-    assert "grace, single (bake_qa.jsonl): \\<9\\>" in note and "memit, single" in note
+    assert "editor_c, single (bake_qa.jsonl): \\<9\\>" in note and "editor_b, single" in note
 
 
 def test_check_prints_problems_and_sets_the_exit_code(tmp_path: Path, capsys: Any) -> None:
@@ -184,4 +182,4 @@ def test_a_merged_file_has_the_anomalies_and_comparisons_of_all_its_files(tmp_pa
 def test_reading_results_imports_no_torch() -> None:
     code = "import sys; import lm_edit.results; import lm_edit.results.exports.targets, lm_edit.results.check"
     code += "; sys.exit(bool({'torch', 'transformers', 'inspect_ai'} & set(sys.modules)))"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

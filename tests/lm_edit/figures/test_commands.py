@@ -49,7 +49,8 @@ def test_runs_find_their_edits_and_records(command: str, tiny_path) -> None:
 
 @pytest.mark.parametrize("command", VERBS)
 def test_verbs_accept_their_arguments(command: str) -> None:
-    build_parser().parse_args(shlex.split(command)[1:])
+    verb, *words = shlex.split(command)[1:]
+    assert build_parser().parse_args([verb, *words]).verb == verb
 
 
 @pytest.mark.parametrize("name", [spec.name for spec in all_figures() if spec.needs.reads == DATA])

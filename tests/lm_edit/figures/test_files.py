@@ -132,10 +132,10 @@ def test_only():
     rows = frame(row("rome", "t", "m", 1.0, seed=1.0), row("memit", "t", "m", 1.0))
     assert list(keep_only(rows, {"seed": ["1"]})["editor"]) == ["rome"]
     assert list(keep_only(rows, {"editor": ["memit", "ft"]})["editor"]) == ["memit"]
-    named = frame(*(row(editor, "t", "m", 1.0) for editor in ("rome", "memit", "rome, memit")))
-    assert list(keep_only(named, {"editor": ["rome, memit"]})["editor"]) == ["rome, memit"]
-    assert list(keep_only(named, {"editor": ["rome,memit"]})["editor"]) == ["rome", "memit"]
-    assert len(keep_only(named, {"editor": ["rome, memit", "rome,memit"]})) == 3
+    named = frame(*(row(editor, "t", "m", 1.0) for editor in ("one", "two", "one, two")))
+    assert list(keep_only(named, {"editor": ["one, two"]})["editor"]) == ["one, two"]
+    assert list(keep_only(named, {"editor": ["one,two"]})["editor"]) == ["one", "two"]
+    assert len(keep_only(named, {"editor": ["one, two", "one,two"]})) == 3
     with pytest.raises(EditingError, match="no such column"):
         keep_only(rows, {"editr": ["rome"]})
     with pytest.raises(EditingError, match="there are memit, rome"):
