@@ -49,6 +49,20 @@ def test_selected_logits_are_those_of_the_whole_vocabulary(model_type):
     torch.testing.assert_close(head.logits(states, per_state), logits.gather(1, per_state), **TOLERANCE)
 
 
+def test_a_state_alone_takes_the_kernel_of_two_states():
+    """To the last bit, at the width of a real model, where the slower kernel of a row of stride 0 rounds otherwise."""
+    model = nn.Module()
+    model.get_output_embeddings = lambda: model.head
+    model.head = nn.Linear(640, 2048, bias=False, dtype=torch.float32)
+    nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
+    states = torch.randn(2, 640, generator=torch.Generator().manual_seed(1))
+    head = ModelHead(model)
+    with torch.no_grad():
+        pair, alone = head._project(states, slice(0, 2048)), head._project(states[:1], slice(0, 2048))
+    assert alone.shape == (1, 2048)
+    assert torch.equal(alone[0], pair[0])
+
+
 @each_model
 def test_vector_jacobian_products_are_those_of_autograd(model_type):
     """Also for a selection of the states, in which a state may occur twice."""
