@@ -60,10 +60,9 @@ def _summarize_row(row: Row, finished: Finished) -> dict[str, Any]:
     summary: dict[str, Any] = {"group": row.group, "editor": row.editor, "changes": _changes(row), "parts": {}}
     for part, columns in COLUMNS.items():
         if records := _records(row, part, finished):
-            summary["parts"][part] = {
-                "seeds": "any" if finished.draws_nothing(row, part) or row.is_unedited else str(len(records)),
-                "cells": {heading: _cell(records.values(), heading) for heading, _, _ in columns},
-            }
+            cells = {heading: _cell(records.values(), heading) for heading, _, _ in columns}
+            seeds = "any" if finished.draws_nothing(row, part) or row.is_unedited else str(len(records))
+            summary["parts"][part] = {"seeds": seeds if any(cells.values()) else "-", "cells": cells}
     if (timed := finished.get(row, "seconds", 0)) is not None:
         summary["seconds_per_edit"] = timed["seconds"]
     return summary

@@ -132,7 +132,7 @@ def test_only():
     rows = frame(row("rome", "t", "m", 1.0, seed=1.0), row("memit", "t", "m", 1.0))
     assert list(keep_only(rows, {"seed": ["1"]})["editor"]) == ["rome"]
     assert list(keep_only(rows, {"editor": ["memit", "ft"]})["editor"]) == ["memit"]
-    named = frame(*(row(editor, "t", "m", 1.0) for editor in ("one", "two", "one, two")))
+    named = frame(*(row(name, "t", "m", 1.0) for name in ("one", "two", "one, two")))
     assert list(keep_only(named, {"editor": ["one, two"]})["editor"]) == ["one, two"]
     assert list(keep_only(named, {"editor": ["one,two"]})["editor"]) == ["one", "two"]
     assert len(keep_only(named, {"editor": ["one, two", "one,two"]})) == 3
