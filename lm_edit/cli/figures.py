@@ -28,8 +28,8 @@ def _add_figure_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _draw(args: argparse.Namespace) -> int:
+    from lm_edit.figures.needs import Options
     from lm_edit.figures.registry import draw_figure, find_figure
-    from lm_edit.figures.spec import Options
 
     spec = find_figure(args.name)
     check_output_files(args, "out", inputs=[*args.results, *([args.data] if args.data else [])])

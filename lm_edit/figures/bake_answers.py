@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from lm_edit.figures.bake_logprob import DESIRED, ORIGINAL
 from lm_edit.figures.charts import SHARE, Bars, Chart, Series
+from lm_edit.figures.needs import Needs
 from lm_edit.figures.reverse_questions import TASK, by_form, form_notes, rows_of
 from lm_edit.figures.select import (
     UNEDITED,
@@ -14,7 +15,7 @@ from lm_edit.figures.select import (
     caption,
     run_cells,
 )
-from lm_edit.figures.spec import FigureSpec, Needs
+from lm_edit.figures.spec import FigureSpec
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lm_edit.figures.charts import Chart
+from lm_edit.figures.needs import DEFAULTS, Needs, Options
 from lm_edit.figures.paired import Comparison, draw_pairs
 from lm_edit.figures.select import has_context
-from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
+from lm_edit.figures.spec import FigureSpec
 
 if TYPE_CHECKING:
     from pandas import DataFrame

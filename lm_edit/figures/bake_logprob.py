@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lm_edit.figures.charts import Bars, Chart, Reference
+from lm_edit.figures.needs import Needs
 from lm_edit.figures.reverse_questions import TASK, by_form, form_notes, rows_of
 from lm_edit.figures.select import (
     by_model,
@@ -15,7 +16,7 @@ from lm_edit.figures.select import (
     series_of,
     unedited_reference,
 )
-from lm_edit.figures.spec import FigureSpec, Needs
+from lm_edit.figures.spec import FigureSpec
 
 if TYPE_CHECKING:
     from pandas import DataFrame

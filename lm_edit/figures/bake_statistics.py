@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lm_edit.figures.spec import DATA, FigureSpec, Needs, Options
+from lm_edit.figures.needs import DATA, Needs, Options
+from lm_edit.figures.spec import FigureSpec
 from lm_edit.figures.tables import Table
 from lm_eval_tasks.bake.benchmark import BAKE_J, BAKE_QJ, BakeCase
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from edit_hooks.utils.hashing import key_of
 from lm_edit.figures.charts import Chart, Lines, Reference, Series
+from lm_edit.figures.needs import DEFAULTS, Needs, Options
 from lm_edit.figures.select import (
     UNEDITED,
     caption,
@@ -22,7 +23,7 @@ from lm_edit.figures.select import (
     value_label,
     with_unedited,
 )
-from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
+from lm_edit.figures.spec import FigureSpec
 from lm_eval_tasks.common.editor_settings import find_setting, without_setting
 
 if TYPE_CHECKING:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from lm_edit.figures.inputs import Inputs
+from lm_edit.figures.needs import DEFAULTS, SAMPLES, Needs, Options
 from lm_edit.figures.select import OF_CASE_SETS, UNEDITED, require_comparable_documents, run_labels
-from lm_edit.figures.spec import DEFAULTS, SAMPLES, FigureSpec, Inputs, Needs, Options
+from lm_edit.figures.spec import FigureSpec
 from lm_edit.figures.tables import Table
 from lm_edit.results import CaseDocument, SavedResponse
 

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.json_io import read_json
 from lm_edit.figures.charts import Chart, HeatMap
+from lm_edit.figures.inputs import Inputs
+from lm_edit.figures.needs import FILE, Needs, Options
 from lm_edit.figures.output import write_figure
-from lm_edit.figures.spec import FILE, FigureSpec, Inputs, Needs, Options
+from lm_edit.figures.spec import FigureSpec
 
 if TYPE_CHECKING:
     from edit_hooks.locate.causal_trace import Trace

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lm_edit.figures.charts import Chart
+from lm_edit.figures.needs import DEFAULTS, Needs, Options
 from lm_edit.figures.paired import Comparison, draw_pairs
-from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
+from lm_edit.figures.spec import FigureSpec
 from lm_eval_tasks.common.editor_settings import find_setting
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lm_edit.figures.charts import SHARE, Chart, Lines, Series
 from lm_edit.figures.evk_align import is_aligned
+from lm_edit.figures.needs import DEFAULTS, Needs, Options
 from lm_edit.figures.paired import WITH, WITHOUT
 from lm_edit.figures.select import (
     caption,
@@ -24,7 +25,7 @@ from lm_edit.figures.select import (
     value_label,
     with_unedited,
 )
-from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
+from lm_edit.figures.spec import FigureSpec
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -11,8 +11,10 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import sha256_of
 from edit_hooks.utils.json_io import read_json
 from lm_edit.figures.charts import Chart, Points, Series
+from lm_edit.figures.inputs import Inputs
+from lm_edit.figures.needs import FILE, Needs, Options
 from lm_edit.figures.output import INSTALL
-from lm_edit.figures.spec import FILE, FigureSpec, Inputs, Needs, Options
+from lm_edit.figures.spec import FigureSpec
 from lm_eval_tasks.common.run_options import portable
 
 if TYPE_CHECKING:

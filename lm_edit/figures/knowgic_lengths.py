@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lm_edit.figures.spec import DATA, FigureSpec, Needs, Options
+from lm_edit.figures.needs import DATA, Needs, Options
+from lm_edit.figures.spec import FigureSpec
 from lm_edit.figures.tables import Table
 from lm_eval_tasks.common.benchmark import find_benchmark
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from lm_edit.figures.charts import SHARE, Bars, Chart
+from lm_edit.figures.needs import DEFAULTS, Needs, Options
 from lm_edit.figures.select import (
     MISSING,
     Cell,
@@ -22,7 +23,6 @@ from lm_edit.figures.select import (
     with_unedited,
     without_context,
 )
-from lm_edit.figures.spec import DEFAULTS, Needs, Options
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -31,8 +31,10 @@ from lm_edit.figures import (
     wild_retention,
     wild_table,
 )
+from lm_edit.figures.inputs import Inputs
+from lm_edit.figures.needs import DATA, DEFAULTS, Options
 from lm_edit.figures.output import check_output, write_figure
-from lm_edit.figures.spec import DATA, DEFAULTS, FigureSpec, Inputs, Options
+from lm_edit.figures.spec import FigureSpec
 
 
 @functools.cache

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from lm_edit.figures.needs import Needs
 from lm_edit.figures.select import FINAL, require_edited, require_rows
-from lm_edit.figures.spec import Needs
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lm_edit.figures.spec import Needs, Options
+from lm_edit.figures.needs import Needs, Options
 
 if TYPE_CHECKING:
     from pandas import DataFrame

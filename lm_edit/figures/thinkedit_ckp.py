@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lm_edit.figures.charts import Bars, Chart
+from lm_edit.figures.needs import DEFAULTS, Needs, Options
 from lm_edit.figures.select import (
     MISSING,
     by_model,
@@ -16,7 +17,7 @@ from lm_edit.figures.select import (
     unedited_reference,
     value_label,
 )
-from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
+from lm_edit.figures.spec import FigureSpec
 from lm_edit.figures.thinkedit import BY_METRIC, COMMAND, choose_protocol
 
 if TYPE_CHECKING:

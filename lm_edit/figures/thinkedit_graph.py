@@ -9,8 +9,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from lm_edit.figures.charts import Chart, Edge, Network, Node
+from lm_edit.figures.needs import DEFAULTS, SAMPLES, Needs, Options
 from lm_edit.figures.select import OF_CASE_SETS, require_comparable_documents
-from lm_edit.figures.spec import DEFAULTS, SAMPLES, FigureSpec, Needs, Options
+from lm_edit.figures.spec import FigureSpec
 from lm_edit.figures.thinkedit import choose_documents
 from lm_edit.figures.thinkedit_paths import RULES, Path, Rule, read_paths
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from lm_edit.figures.spec import Needs
+from lm_edit.figures.needs import Needs
 from lm_eval_tasks.knowgic.chains import share_with_answer
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from lm_edit.figures.needs import DEFAULTS, SAMPLES, Needs, Options
 from lm_edit.figures.select import OF_CASE_SETS, require_comparable_documents
-from lm_edit.figures.spec import DEFAULTS, SAMPLES, FigureSpec, Needs, Options
+from lm_edit.figures.spec import FigureSpec
 from lm_edit.figures.tables import Table
 from lm_edit.figures.thinkedit import BY_METRIC, choose_documents
 from lm_eval_tasks.common.aggregation import mean_scored, pooled_mean, total_scored

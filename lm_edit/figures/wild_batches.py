@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lm_edit.figures.charts import SHARE, Chart, Lines
+from lm_edit.figures.needs import DEFAULTS, Needs, Options
 from lm_edit.figures.select import (
     FINAL,
     UNEDITED,
@@ -20,7 +21,7 @@ from lm_edit.figures.select import (
     unedited_reference,
     value_label,
 )
-from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
+from lm_edit.figures.spec import FigureSpec
 
 if TYPE_CHECKING:
     from pandas import DataFrame

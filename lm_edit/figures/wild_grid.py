@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lm_edit.figures.charts import SHARE, Chart, Waterfall
+from lm_edit.figures.needs import DEFAULTS, Needs, Options
 from lm_edit.figures.select import (
     by_model,
     caption,
@@ -14,7 +15,7 @@ from lm_edit.figures.select import (
     series_of,
     value_label,
 )
-from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
+from lm_edit.figures.spec import FigureSpec
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -6,8 +6,10 @@ import math
 from typing import TYPE_CHECKING
 
 from lm_edit.figures.charts import SHARE, Chart, HeatMap
+from lm_edit.figures.needs import DEFAULTS, Needs, Options
+from lm_edit.figures.rows import MATRIX, places_of, rows_at
 from lm_edit.figures.select import caption, edited, first_metric, require_comparable, run_labels, value_label
-from lm_edit.figures.spec import DEFAULTS, MATRIX, FigureSpec, Needs, Options, places_of, rows_at
+from lm_edit.figures.spec import FigureSpec
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from edit_hooks.utils.hashing import key_of
+from lm_edit.figures.needs import DEFAULTS, Needs, Options
 from lm_edit.figures.select import MISSING, Cell, by_model, require_edited, require_rows, run_cells
-from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
+from lm_edit.figures.spec import FigureSpec
 from lm_edit.figures.tables import Table
 from lm_edit.figures.wild_gap import BENCHMARKS, metric_pair
 from lm_edit.figures.wild_gap import NEEDS as GAP

@@ -5,57 +5,23 @@ The current release has a row for every chain, in mixed order, the earlier one a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.pinned_file import PinnedFile
 from lm_eval_tasks.common.benchmark import Benchmark
-from lm_eval_tasks.common.cases import Case, Question
+from lm_eval_tasks.common.cases import Question
 from lm_eval_tasks.common.dataset import Source
 from lm_eval_tasks.common.fields import Fields, source_id
 from lm_eval_tasks.knowgic.aliases import KNOWGIC_ALIASES
+from lm_eval_tasks.knowgic.case import Chain, ChainCase, Hop, distinct
 from lm_eval_tasks.knowgic.forms import FORM_SETTINGS
 from lm_eval_tasks.protocols.likelihood import GENERATE
 
 REPOSITORY = "manitbaser/KnowGIC"
 LISTS = ("questions", "answers", "prompts", "subjects")
-
-
-class Hop(NamedTuple):
-    """One step of a chain, or one fact of the broader context.
-
-    Attributes:
-        question: it asks for the answer.
-        answer: the object of the fact.
-        statement: the fact without its object, which would continue it.
-        subject: the subject of the fact.
-        relation: the words between subject and object.
-    """
-
-    question: str
-    answer: str
-    statement: str
-    subject: str
-    relation: str
-
-
-Chain = tuple[Hop, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChainCase(Case):
-    """An edit, the chains from its subject to its original object, and facts around them.
-
-    Attributes:
-        chains: each starts at the edited subject, and its last answer is the original object.
-        context: facts whose subject is not the edited one, as often as the file lists them.
-    """
-
-    chains: Sequence[Chain]
-    context: Sequence[Hop]
 
 
 def parse(fields: Fields, row: int) -> ChainCase:
@@ -154,11 +120,6 @@ def _neighbors(case: ChainCase) -> list[Question]:
     true, new = str(case.request.target_true), case.request.target_new
     hops = [chain[-1] for chain in case.chains if not _same(chain[-1].subject, str(case.request.subject))]
     return [Question(statement, true, new) for statement in dict.fromkeys(hop.statement for hop in hops)]
-
-
-def distinct(hops: Iterator[Hop] | Sequence[Hop]) -> list[Hop]:
-    """The facts without repetitions: one for each pair of question and answer."""
-    return list({(hop.question, hop.answer): hop for hop in hops}.values())
 
 
 def count_odd(cases: Sequence[ChainCase]) -> Mapping[str, int]:

@@ -36,7 +36,8 @@ from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_d
 from lm_eval_tasks.common.scoring import first_word
 from lm_eval_tasks.common.settings import Settings
 from lm_eval_tasks.knowgic.aliases import Aliases, find_aliases
-from lm_eval_tasks.knowgic.benchmark import KNOWGIC, ChainCase, Hop
+from lm_eval_tasks.knowgic.benchmark import KNOWGIC
+from lm_eval_tasks.knowgic.case import ChainCase, Hop
 from lm_eval_tasks.knowgic.forms import (
     CLOZE,
     KNOWGIC_DRAWS,

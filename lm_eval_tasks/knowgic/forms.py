@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from edit_hooks.prompt_context import QA_INSTRUCTION
 from edit_hooks.utils.numbers import POSITIVE, require_number, require_whole
 from lm_eval_tasks.common.settings import Setting, Settings, choice_setting
+from lm_eval_tasks.knowgic.case import Hop
 from lm_eval_tasks.protocols.fluency import GENERATION_SEED
-
-if TYPE_CHECKING:
-    from lm_eval_tasks.knowgic.benchmark import Hop
 
 CONTEXTS = {"qa_inst": QA_INSTRUCTION, "question_only": "{question}"}
 

@@ -20,7 +20,8 @@ from lm_edit.figures import (
     thinkedit_ifr,
     thinkedit_tradeoff,
 )
-from lm_edit.figures.spec import Inputs, Options
+from lm_edit.figures.inputs import Inputs
+from lm_edit.figures.needs import Options
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")
 from drawn import bars, categories, lines, points, texts

@@ -17,10 +17,11 @@ from edit_hooks import EditingError
 from lm_edit.figures import bake_logprob, bake_statistics, causal_trace, qaedit_categories, wild_grid
 from lm_edit.figures.charts import Bars, Chart, HeatMap, Series, Waterfall
 from lm_edit.figures.look import number, shown, text_on
+from lm_edit.figures.needs import Options
 from lm_edit.figures.output import write_figure
 from lm_edit.figures.registry import all_figures
+from lm_edit.figures.rows import keep_only
 from lm_edit.figures.select import run_labels
-from lm_edit.figures.spec import Options, keep_only
 from lm_edit.figures.tables import Table, as_csv, as_markdown
 from lm_eval_tasks.common.benchmark import find_benchmark
 

@@ -12,8 +12,9 @@ from result_rows import frame, row
 from edit_hooks import EditingError
 from lm_edit.cli.figures import read_only
 from lm_edit.figures import wild_batches, wild_gap, wild_grid, wild_retention, wild_table
+from lm_edit.figures.needs import Options
 from lm_edit.figures.output import write_figure
-from lm_edit.figures.spec import Options, keep_only
+from lm_edit.figures.rows import keep_only
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")
 from drawn import bars, figure_of, lines, texts

@@ -15,7 +15,8 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.pinned_file import PinnedFile
 from lm_eval_tasks.common.benchmark import load_edit_requests
 from lm_eval_tasks.knowgic import aliases
-from lm_eval_tasks.knowgic.benchmark import KNOWGIC, distinct
+from lm_eval_tasks.knowgic.benchmark import KNOWGIC
+from lm_eval_tasks.knowgic.case import distinct
 from lm_eval_tasks.knowgic.chains import prob_doc, sampled_doc
 
 INVENTED = {"data": str(RECORDS / "chains.json")}

@@ -18,7 +18,7 @@ from lm_eval_tasks.common.aggregation import pooled_mean, total_scored
 from lm_eval_tasks.common.measures import Score, evaluate
 from lm_eval_tasks.common.probes import CaseAnswers, case_requests
 from lm_eval_tasks.knowgic import chains
-from lm_eval_tasks.knowgic.benchmark import ChainCase, Hop
+from lm_eval_tasks.knowgic.case import ChainCase, Hop
 
 REQUEST = EditRequest(prompt="{} is in", subject="Vorun", target_new="Norway", target_true="Kenya", case_id="0")
 NO_ALIASES = {"knowgic_aliases": "none"}

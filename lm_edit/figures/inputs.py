@@ -1,0 +1,72 @@
+"""The files of a figure, read on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edit_hooks.utils.files import user_path
+from lm_edit.figures.needs import Needs
+from lm_edit.figures.rows import MATRIX, SAMPLE_FILE, keep_only, places_of, rows_at
+from lm_edit.figures.select import run_labels
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from lm_edit.results import CaseDocument
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The files of a figure, read on demand.
+
+    Attributes:
+        only: column of the results -> accepted values as texts, see :func:`keep_only`.
+    """
+
+    paths: Sequence[str]
+    only: Mapping[str, Sequence[str]]
+
+    def rows(self) -> DataFrame:
+        """The rows of the result files that ``only`` accepts."""
+        return self._rows
+
+    @cached_property
+    def _rows(self) -> DataFrame:
+        from lm_edit.results import load_results
+
+        return keep_only(load_results(self.paths), self.only)
+
+    def retention(self) -> DataFrame:
+        """The scores of earlier edits after every later step of a stream, of the results that ``only`` accepts."""
+        from lm_edit.results import load_retention
+
+        return rows_at(load_retention(self.paths), MATRIX, places_of(self.rows(), MATRIX))
+
+    def run_names(self) -> dict[str, str]:
+        """Run -> editor, the settings in which the model's runs differ, and the model. No two names are equal."""
+        names: dict[str, str] = {}
+        for model, group in self.rows().groupby("model"):
+            unedited = dict(zip(group["run"], group["editor"], strict=True))
+            labels = unedited | run_labels(group)
+            names |= {run: f"{label}, {model}" for run, label in labels.items()}
+        repeated = {run for run, name in names.items() if list(names.values()).count(name) > 1}
+        return {run: f"{name} [{run[:6]}]" if run in repeated else name for run, name in names.items()}
+
+    def documents(self) -> list[CaseDocument]:
+        """The cases of the results that ``only`` accepts."""
+        from lm_edit.results import load_documents
+
+        return list(load_documents(self.paths, places=places_of(self.rows(), SAMPLE_FILE)))
+
+    def file(self, needs: Needs) -> Path:
+        """The one file of figures that read a file of another verb."""
+        if len(self.paths) != 1:
+            raise needs.missing(f"{len(self.paths)} files are given; one is needed")
+        path = user_path(self.paths[0], f"file of {needs.figure}")
+        if not path.is_file():
+            raise needs.missing(f"there is no file {path}")
+        return path
