@@ -261,11 +261,11 @@ def fitted_to(model: nn.Module, built: Built[ItemT]) -> Built[ItemT]:
         raise EditingError(
             f"an answer of {length} tokens leaves no room in the counterfactual model's {limit} positions."
         )
+    if isinstance(item, ScoreItem) and item.by_token is not None:
+        contexts = item.by_token.ids  # each of them followed by one token
+        by_token = dataclasses.replace(item.by_token, ids=tuple(ids[-limit:] for ids in contexts))
+        more = max(0, *(len(ids) - limit for ids in contexts))
+        return Built(dataclasses.replace(item, by_token=by_token), built.num_cut + more)
     room = limit - length
-    if isinstance(item, GenerateItem):
-        return Built(dataclasses.replace(item, context=item.context[-room:]), built.cut or len(item.context) > room)
-    if item.by_token is None:
-        return Built(dataclasses.replace(item, context=item.context[-room:]), built.cut or len(item.context) > room)
-    contexts = item.by_token.ids  # each of them followed by one token
-    by_token = dataclasses.replace(item.by_token, ids=tuple(ids[-limit:] for ids in contexts))
-    return Built(dataclasses.replace(item, by_token=by_token), built.cut or max(map(len, contexts)) > limit)
+    more = max(0, len(item.context) - room)
+    return Built(dataclasses.replace(item, context=item.context[-room:]), built.num_cut + more)

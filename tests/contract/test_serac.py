@@ -17,12 +17,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from edit_hooks import Delta, EditingError, EditRequest, load_editor
 from edit_hooks.answers import ContextReport, answer_to_json
 from edit_hooks.contract.state import snapshot
-from edit_hooks.contract.tiny_models import save_tiny
+from edit_hooks.contract.tiny_models import build_model, save_tiny
 from edit_hooks.deltas.context_edit import ContextEdit, MemoryModels
 from edit_hooks.deltas.saved import save_edits
 from edit_hooks.in_context.fact_memory import load_memory
 from edit_hooks.in_context.memory_artifact import MEMORY_MODELS
 from edit_hooks.in_context.scope_classifier import THRESHOLD
+from edit_hooks.lm.prompt_edits import fitted_to
 from lm_edit.cli.main import main
 
 PROMPT, FAR = "Port Elna is the capital of", "She wrote the novel in"
@@ -227,6 +228,40 @@ def test_prompts_are_cut_to_the_positions_of_the_counterfactual_model(model_path
     assert final.context.cut and torch.isfinite(torch.tensor(final.token_logprobs)).all()
     final = ask(lm, f"{PROMPT} the north, and {FAR}", "generate_until")
     assert final.context.cut and len(final.token_ids) <= 6
+
+
+@pytest.mark.parametrize("kind", ["loglikelihood", "generate_until", "token_prompts"])
+def test_a_fact_that_the_counterfactual_models_positions_cut_off_is_counted(model_path, tmp_path, kind):
+    """The fact stands first: with 40 positions it is whole, with 28 its beginning is lost, with 16 all of it."""
+    base, tokenizer = AutoModelForCausalLM.from_pretrained(model_path), AutoTokenizer.from_pretrained(model_path)
+    question, asked = f"and {FAR}", {"token_prompts": "extra_space"} if kind == "token_prompts" else {}
+    document = case(unedited=False) | {"asked": asked}
+    found = []
+    for positions in (40, 28, 16):
+        save_untrained(tmp_path, base.eval(), tokenizer, "wide", max_position_embeddings=positions)
+        load_memory.cache_clear()
+        final = ask(serac(model_path, tmp_path), question, kind.replace("token_prompts", "loglikelihood"), document)
+        found.append((final.context.cut, final.context.fact_cut))
+    assert found == [(False, False), (True, True), (True, True)]
+
+
+def test_lost_tokens_add_up_over_both_models(model_path):
+    """The run's model cuts to its own positions first."""
+    lm, small = build(model_path, mode="none", max_length=48), build_model("llama", max_position_embeddings=16)
+    text = " ".join(["red"] * 70)
+    for built in (
+        lm.items.score_item(text, " Peru"),
+        lm.items.generate_item(text, dict(GENERATION)),
+        lm.items.token_prompt_item(text, " x", "extra_space"),
+    ):
+        fitted = fitted_to(small, built)
+        lost = _longest_context(built.item) - _longest_context(fitted.item)
+        assert lost > 1 and built.num_cut > 1 and fitted.num_cut == built.num_cut + lost
+
+
+def _longest_context(item):
+    by_token = getattr(item, "by_token", None)
+    return max(map(len, [item.context] if by_token is None else by_token.ids))
 
 
 def test_without_training_an_embedder_chooses_and_the_base_model_answers(model_path):
