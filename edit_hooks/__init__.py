@@ -2,26 +2,39 @@
 
 The Python API: an :class:`EditRequest` describes the change, :func:`load_editor` returns an editor, its ``edit`` method
 returns :class:`Delta` values, and :func:`edited` applies them for the duration of a ``with`` block.
+
+The further names are for authors of editors: the modules of a model that an edit can change, hooks, and edits that act
+through hooks. Everything else is internal and can move.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from edit_hooks.utils.public_names import lazy_names
 
 if TYPE_CHECKING:
     from edit_hooks.base.config import EditorConfig, config_field
     from edit_hooks.base.editor import EditJob, Editor
     from edit_hooks.base.registry import EDITORS, load_editor
+    from edit_hooks.base.trained_artifact import ArtifactKind
     from edit_hooks.deltas.apply import edited
     from edit_hooks.deltas.delta import Delta, Factor
+    from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_width, target_module
     from edit_hooks.deltas.row_adapters import PerRowAdapters
+    from edit_hooks.modeling.architectures import architecture_of, input_device, map_shape
+    from edit_hooks.modeling.base_model import compare_models
+    from edit_hooks.modeling.hooks import Registration, frozen, hooks
+    from edit_hooks.modeling.identity import model_identity
+    from edit_hooks.modeling.tokens import split_continuation
     from edit_hooks.request import EditRequest
     from edit_hooks.utils.errors import EditingError
+    from edit_hooks.utils.numbers import POSITIVE
 
-# Imported on first use: ``lm-edit --help`` must not wait for torch.
 _HOMES = {
     "EDITORS": "base.registry",
+    "POSITIVE": "utils.numbers",
+    "ArtifactKind": "base.trained_artifact",
     "Delta": "deltas.delta",
     "EditJob": "base.editor",
     "EditRequest": "request",
@@ -29,14 +42,29 @@ _HOMES = {
     "Editor": "base.editor",
     "EditorConfig": "base.config",
     "Factor": "deltas.delta",
+    "HookEdit": "deltas.hook_edit",
+    "HookKind": "deltas.hook_edit",
     "PerRowAdapters": "deltas.row_adapters",
+    "Registration": "modeling.hooks",
+    "architecture_of": "modeling.architectures",
+    "check_width": "deltas.hook_edit",
+    "compare_models": "modeling.base_model",
     "config_field": "base.config",
     "edited": "deltas.apply",
+    "frozen": "modeling.hooks",
+    "hooks": "modeling.hooks",
+    "input_device": "modeling.architectures",
     "load_editor": "base.registry",
+    "map_shape": "modeling.architectures",
+    "model_identity": "modeling.identity",
+    "split_continuation": "modeling.tokens",
+    "target_module": "deltas.hook_edit",
 }
 
 __all__ = [
     "EDITORS",
+    "POSITIVE",
+    "ArtifactKind",
     "Delta",
     "EditJob",
     "EditRequest",
@@ -44,18 +72,23 @@ __all__ = [
     "Editor",
     "EditorConfig",
     "Factor",
+    "HookEdit",
+    "HookKind",
     "PerRowAdapters",
+    "Registration",
+    "architecture_of",
+    "check_width",
+    "compare_models",
     "config_field",
     "edited",
+    "frozen",
+    "hooks",
+    "input_device",
     "load_editor",
+    "map_shape",
+    "model_identity",
+    "split_continuation",
+    "target_module",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -37,8 +37,8 @@ LOOKUP_TABLES: dict[str, dict[str, str]] = {
 COMMON = ROOT / "lm_eval_tasks" / "common"
 # Modules that import by a computed name, and what the names come from.
 DYNAMIC_IMPORTS = {
-    "edit_hooks/__init__.py": "public names of the package, imported on first use",
     "edit_hooks/utils/plugins.py": "entry points, lookup tables, module:Class of a user",
+    "edit_hooks/utils/public_names.py": "public names of a package, imported on first use",
     "judges/similarity.py": "optional libraries",
 }
 

@@ -1,19 +1,20 @@
-"""The lm-eval model class ``edited_hf``."""
+"""The lm-eval model class ``edited_hf``, imported on first use: a sibling's import must not load lm-eval."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from edit_hooks.utils.public_names import lazy_names
+
 if TYPE_CHECKING:
     from edit_hooks.lm.model import EditedHFLM
 
-__all__ = ["EditedHFLM"]
+_HOMES = {
+    "EditedHFLM": "model",
+}
 
+__all__ = [
+    "EditedHFLM",
+]
 
-def __getattr__(name: str) -> type[EditedHFLM]:
-    """Import the class on first use; importing a sibling must not load lm-eval."""
-    if name != "EditedHFLM":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from edit_hooks.lm.model import EditedHFLM
-
-    return EditedHFLM
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

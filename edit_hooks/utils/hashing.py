@@ -28,6 +28,7 @@ _NOT_COMPUTING = frozenset(
         "utils.outputs",
         "utils.plugins",
         "utils.progress",
+        "utils.public_names",
         "utils.sqlite_cache",
         "utils.yaml_io",
     )

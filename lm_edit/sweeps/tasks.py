@@ -9,16 +9,16 @@ from typing import Any
 
 from lm_eval.tasks import TaskManager
 
-import lm_eval_tasks
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.plugins import import_object
 from lm_eval_tasks.common.benchmark import Benchmark
+from lm_eval_tasks.folder import TASKS_DIR
 
 
 @functools.cache
 def _own_tasks() -> Any:
     """lm-eval's index of the tasks of this package alone, which takes a tenth of a second."""
-    return TaskManager(include_path=list(lm_eval_tasks.__path__), include_defaults=False).task_index
+    return TaskManager(include_path=[str(TASKS_DIR)], include_defaults=False).task_index
 
 
 @functools.cache

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import lm_eval_tasks
 from edit_hooks.request import EditedCases
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
 from edit_hooks.utils.files import user_path
@@ -33,6 +32,7 @@ from lm_eval_tasks.common.settings import (
     check_settings,
     set_setting,
 )
+from lm_eval_tasks.folder import TASKS_DIR
 
 logger = get_logger("lm_eval.editing_tasks")
 
@@ -237,8 +237,8 @@ def benchmarks_of_record(record: Mapping[str, Any]) -> list[str]:
 
 def _builtin_paths() -> Iterator[str]:
     """``module:BENCHMARKS`` of every folder that has a module ``benchmark``."""
-    for folder in pkgutil.iter_modules(lm_eval_tasks.__path__):
-        module = f"{lm_eval_tasks.__name__}.{folder.name}.benchmark"
+    for folder in pkgutil.iter_modules([str(TASKS_DIR)]):
+        module = f"{TASKS_DIR.name}.{folder.name}.benchmark"
         if folder.ispkg and module != __name__ and importlib.util.find_spec(module):
             yield f"{module}:BENCHMARKS"
 

@@ -12,16 +12,14 @@ from typing import Any, NamedTuple
 
 from lm_eval.tasks import TaskManager
 
-import lm_eval_tasks
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.plugins import import_object, registered
 from lm_eval_editing_autoload import _folder_of
 from lm_eval_tasks.common.benchmark import ENTRY_POINTS, Benchmark
+from lm_eval_tasks.folder import TASKS_DIR
 
 logger = get_logger("lm_eval.editing_tasks")
-
-FOLDER = Path(lm_eval_tasks.__path__[0])
 
 
 class TaskRow(NamedTuple):
@@ -41,13 +39,13 @@ def list_tasks() -> list[TaskRow]:
     """
     packages = _package_folders()
     # In the order of `lm_eval`, in which no other package replaces one of our tasks.
-    manager = TaskManager(include_path=[*packages, FOLDER], include_defaults=False)
+    manager = TaskManager(include_path=[*packages, TASKS_DIR], include_defaults=False)
     entries = [(name, entry.cfg, entry.yaml_path) for name, entry in manager.task_index.items() if entry.yaml_path]
-    ours = [_describe(*entry) for entry in entries if entry[2].is_relative_to(FOLDER)]
+    ours = [_describe(*entry) for entry in entries if entry[2].is_relative_to(TASKS_DIR)]
     theirs = [
         _describe_foreign(name, config, next(packages[folder] for folder in packages if path.is_relative_to(folder)))
         for name, config, path in entries
-        if not path.is_relative_to(FOLDER)
+        if not path.is_relative_to(TASKS_DIR)
     ]
     return [row for rows in (ours, theirs) for row in sorted(rows, key=lambda row: (row.folder, row.kind, row.name))]
 

@@ -11,17 +11,20 @@ from torch import nn
 from torch.func import functional_call
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from edit_hooks import Delta, EditJob, Editor, EditorConfig, config_field
-from edit_hooks.base.trained_artifact import ArtifactKind
-from edit_hooks.modeling.architectures import architecture_of
-from edit_hooks.modeling.base_model import compare_models
-from edit_hooks.modeling.hooks import frozen
-from edit_hooks.modeling.identity import model_identity
-from edit_hooks.modeling.tokens import split_continuation
-from edit_hooks.training.edit_data import LossTerms, NumberedExample
-from edit_hooks.training.questions import TrainingQuestions
-from edit_hooks.training.settings import TrainingSettings
-from edit_hooks.training.trainer import Trainer
+from edit_hooks import (
+    ArtifactKind,
+    Delta,
+    EditJob,
+    Editor,
+    EditorConfig,
+    architecture_of,
+    compare_models,
+    config_field,
+    frozen,
+    model_identity,
+    split_continuation,
+)
+from edit_hooks.training import LossTerms, NumberedExample, Trainer, TrainingQuestions, TrainingSettings
 
 STEP = ArtifactKind("step-editor/1", "step.safetensors", "step size", "lm-edit train step_editor:StepEditor")
 

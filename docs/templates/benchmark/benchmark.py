@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edit_hooks.request import EditRequest
-from lm_eval_tasks.common.benchmark import Benchmark
-from lm_eval_tasks.common.cases import Case, Question
-from lm_eval_tasks.common.dataset import Source
-from lm_eval_tasks.common.fields import Fields
-from lm_eval_tasks.common.population import POPULATION
+from edit_hooks import EditRequest
+from lm_eval_tasks import POPULATION, Benchmark, Case, Fields, Question, Source
 from lm_eval_tasks.protocols.likelihood import GENERATE
 from lm_eval_tasks.protocols.wild import WILD_CONTEXT
 

@@ -15,11 +15,20 @@ from typing import Any, ClassVar
 import torch
 from torch.func import functional_call
 
-from edit_hooks import Delta, EditingError, EditJob, Editor, EditorConfig, EditRequest, config_field
-from edit_hooks.modeling.architectures import architecture_of, input_device
-from edit_hooks.modeling.hooks import frozen
-from edit_hooks.modeling.tokens import split_continuation
-from edit_hooks.utils.numbers import POSITIVE
+from edit_hooks import (
+    POSITIVE,
+    Delta,
+    EditingError,
+    EditJob,
+    Editor,
+    EditorConfig,
+    EditRequest,
+    architecture_of,
+    config_field,
+    frozen,
+    input_device,
+    split_continuation,
+)
 
 
 @dataclass(kw_only=True)

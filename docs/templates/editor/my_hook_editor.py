@@ -14,10 +14,22 @@ import torch
 from my_editor import MyEditorConfig, target_nll
 from torch import nn
 
-from edit_hooks import Delta, EditingError, EditJob, Editor, EditRequest
-from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_width, target_module
-from edit_hooks.modeling.architectures import architecture_of, map_shape
-from edit_hooks.modeling.hooks import Registration, frozen, hooks
+from edit_hooks import (
+    Delta,
+    EditingError,
+    EditJob,
+    Editor,
+    EditRequest,
+    HookEdit,
+    HookKind,
+    Registration,
+    architecture_of,
+    check_width,
+    frozen,
+    hooks,
+    map_shape,
+    target_module,
+)
 
 
 class MyHooks(HookKind):

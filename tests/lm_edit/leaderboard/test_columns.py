@@ -21,7 +21,7 @@ from lm_edit.leaderboard.board import Board
 from lm_edit.leaderboard.columns import DEFAULTS, ColumnKey, filter_rows
 from lm_edit.leaderboard.render_text import render_csv, render_markdown
 from lm_edit.leaderboard.table import OF_GROUP, build_board
-from lm_eval_tasks.common.catalog import FOLDER
+from lm_eval_tasks.folder import TASKS_DIR
 
 SCORES = {"bake_es/es_prob": [1.0, 0.0]}
 
@@ -49,7 +49,7 @@ def test_columns_shown_first_are_those_of_the_list():
 
 def test_the_list_names_columns_of_tasks():
     """Metrics of this package's tasks; lm-eval's own tasks are not checked."""
-    configs = TaskManager(include_path=FOLDER, include_defaults=False).task_index
+    configs = TaskManager(include_path=TASKS_DIR, include_defaults=False).task_index
     columns_of = yaml.safe_load(DEFAULTS.read_text(encoding="utf-8"))
     assert len({*columns_of} & {*configs}) > 20
     for task, columns in columns_of.items():

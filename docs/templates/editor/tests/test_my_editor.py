@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edit_hooks.contract.runner import run_contract
-from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES
+from edit_hooks.contract import ALL_MODEL_TYPES, run_contract
 
 
 @pytest.mark.parametrize("editor", ["my_editor:MyEditor", "my_hook_editor:MyHookEditor"])
