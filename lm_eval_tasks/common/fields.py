@@ -51,6 +51,10 @@ class Fields:
             value = value.get(step) if isinstance(value, Mapping) else None
         return isinstance(value, Mapping) and last in value
 
+    def require(self, path: str) -> None:
+        """Refuse a record without a field, whatever its value."""
+        self._get(path)
+
     def text(self, path: str) -> str:
         """The non-empty string at a dotted path, without outer white space.
 
@@ -71,6 +75,24 @@ class Fields:
         value = self.optional(path)
         return "" if isinstance(value, str) and not value.strip() else self.text(path)
 
+    def text_or_none(self, path: str) -> str | None:
+        """The string at a dotted path, without outer white space; ``None`` if it is absent, null or blank."""
+        value = self.optional(path)
+        if value is None or (isinstance(value, str) and not value.strip()):
+            return None
+        return self.text(path)
+
+    def one_or_more(self, name: str) -> list[str]:
+        """The non-empty strings of a field that holds one of them or a list; none if it is absent, null or blank."""
+        value = self.optional(name)
+        if not isinstance(value, list):
+            text = self.text_or_none(name)
+            return [] if text is None else [text]
+        texts = self.texts(name)
+        if "" in texts:
+            raise self.error(f"{name}[{texts.index('')}]", "is empty; give a text or drop the entry")
+        return texts
+
     def texts(self, name: str, *, required: bool = False) -> list[str]:
         """A list of strings without outer white space; empty if the field is absent, an error if it is required."""
         value = self._get(name) if required else self.optional(name)
@@ -80,9 +102,12 @@ class Fields:
             raise self.error(name, f"is {_shorten(value)}; a list of texts is needed")
         return [item.strip() for item in value]
 
-    def objects(self, name: str) -> list[Fields]:
-        """The fields of each object in a non-empty list; a missing list is an error."""
-        value = self._get(name, whole=False)
+    def objects(self, name: str, *, required: bool = True) -> list[Fields]:
+        """The fields of each object in a list; a missing or empty list is an error if it is required."""
+        value = self._get(name, whole=False) if required else self._peek(name)
+        if not required and value in (None, []):
+            self.accessed.add(self.prefix + name)
+            return []
         if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
             raise self.error(name, f"is {_shorten(value)}; a non-empty list of objects is needed")
         prefix = f"{self.prefix}{name}[]."
@@ -94,6 +119,10 @@ class Fields:
     def optional(self, path: str) -> Any:
         """The value at a dotted path; ``None`` if it is absent."""
         self.accessed.add(self.prefix + path)
+        return self._peek(path)
+
+    def _peek(self, path: str) -> Any:
+        """As :meth:`optional`, but no access."""
         value: Any = self.record
         for step in path.split("."):
             value = value.get(step) if isinstance(value, Mapping) else None

@@ -1,12 +1,19 @@
-"""KnowEdit's ZsRE: edits with portability and locality questions by kind."""
+"""KnowEdit: edits with portability and locality questions by kind.
+
+Its parts share one layout. ``wiki_counterfact`` and ``wiki_recent`` have no rephrased question, and ``wiki_recent``
+adds facts that had no answer before; gold answers of ``wiki_recent`` are objects, each a list of its aliases. A record
+of ``WikiBio`` has a passage (``text``), the sentence that follows it (``labels``) and its subject (``concept``).
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import shorten
 from edit_hooks.utils.pinned_file import PinnedFile
 from lm_eval_tasks.common.benchmark import Benchmark
 from lm_eval_tasks.common.cases import Question
@@ -18,78 +25,110 @@ from lm_eval_tasks.protocols.portability import ALIASING, LOGICAL, REASONING, Po
 
 PORTABILITY = (REASONING, LOGICAL, ALIASING)
 LOCALITY = ("Relation_Specificity", "Forgetfulness")
+PASSAGE, SENTENCE, CONCEPT = "text", "labels", "concept"  # of WikiBio
 
 
-def parse(fields: Fields, row: int) -> PortabilityCase:
-    """Check and convert a record: an edit, a rephrased question, and questions by kind.
+@dataclass(frozen=True)
+class KnowEditCase(PortabilityCase):
+    """A case of KnowEdit.
+
+    Attributes:
+        unanswered: number of questions without a gold answer, which are left out.
+    """
+
+    unanswered: int = 0
+
+
+def parse(fields: Fields, row: int) -> KnowEditCase:
+    """Check and convert a record: an edit, and questions by kind.
 
     Raises:
-        EditingError: if the record violates the schema, or has no unrelated question.
+        EditingError: if the record violates the schema.
     """
-    target = fields.text("target_new")
     true = _answers(fields, "ground_truth")
     request = EditRequest.from_dict(
-        {
-            "prompt": fields.text("prompt"),
-            "subject": fields.text("subject"),
-            "target_new": target,
-            "target_true": true[0],
-            "case_id": str(row),
-        },
-        where=fields.where,
+        {**_edit(fields), "target_true": true[0] if true else None, "case_id": str(row)}, where=fields.where
     )
     fields.optional("cond")
-    unrelated = _questions(fields, "locality", LOCALITY)
-    if not unrelated:
-        raise EditingError(f"{fields.where}: field 'locality' has no question; {' or '.join(LOCALITY)} is needed.")
-    return PortabilityCase(
+    portability, further = _questions(fields, "portability", PORTABILITY)
+    unrelated, without = _questions(fields, "locality", LOCALITY)
+    return KnowEditCase(
         request=request,
-        paraphrases=[Question(fields.text("rephrase_prompt"), target, true[0])],
+        paraphrases=[
+            Question(text, request.target_new, request.target_true) for text in fields.one_or_more("rephrase_prompt")
+        ],
         neighbors=[question for of_kind in unrelated.values() for question in of_kind],
         extras={"answers": true},
-        portability=_questions(fields, "portability", PORTABILITY),
+        portability=portability,
         unrelated=unrelated,
+        unanswered=further + without,
     )
 
 
-def _questions(fields: Fields, name: str, kinds: Sequence[str]) -> Mapping[str, list[Question]]:
-    """The questions of each kind that the record has; the first gold answer is the wanted one."""
-    found = {
-        kind: [
-            Question(item.text("prompt"), _answers(item, "ground_truth")[0])
-            for item in fields.objects(f"{name}.{kind}")
-        ]
-        for kind in kinds
-        if fields.has(f"{name}.{kind}")
-    }
-    if not found:
-        fields.optional(name)  # an empty object is known
-    return found
+def _edit(fields: Fields) -> dict[str, str]:
+    """Prompt, subject and target; in a passage the subject is spelled as it is there."""
+    if not fields.has(CONCEPT):
+        return {name: fields.text(name) for name in ("prompt", "subject", "target_new")}
+    passage, concept = fields.text(PASSAGE), fields.text(CONCEPT)
+    found = re.search(re.escape(concept), passage, re.IGNORECASE)
+    if found is None:
+        raise fields.error(CONCEPT, f"is {concept!r}, which does not occur in the passage {PASSAGE!r}")
+    return {"prompt": passage, "subject": found.group(), "target_new": fields.text(SENTENCE)}
+
+
+def _questions(fields: Fields, name: str, kinds: Sequence[str]) -> tuple[dict[str, list[Question]], int]:
+    """The questions of each kind that the record has, and the number of those without a gold answer.
+
+    The first gold answer is the wanted one.
+    """
+    if not isinstance(value := fields.record.get(name), (Mapping, type(None))):
+        raise fields.error(name, f"is {shorten(value)}; an object with {', '.join(kinds)} is needed")
+    found: dict[str, list[Question]] = {}
+    unanswered = 0
+    for kind in kinds:
+        for item in fields.objects(f"{name}.{kind}", required=False):
+            item.require("ground_truth")
+            prompt, answers = item.text("prompt"), _answers(item, "ground_truth")
+            if answers:
+                found.setdefault(kind, []).append(Question(prompt, answers[0]))
+            unanswered += not answers
+    return found, unanswered
 
 
 def _answers(fields: Fields, name: str) -> list[str]:
-    """One or more answers: a text, or a list of texts."""
-    if not isinstance(fields.optional(name), list):
-        return [fields.text(name)]
-    answers = fields.texts(name)
-    if not answers or not answers[0]:
-        raise EditingError(f"{fields.where}: field {name!r} has no first answer; add it.")
-    return answers
+    """Gold answers without blank ones: a text, a list of texts, or a list of objects, each a list of its aliases."""
+    value = fields.optional(name)
+    objects = value if isinstance(value, list) else [] if value is None else [value]
+    texts = [text for one in objects for text in (one if isinstance(one, list) else [one])]
+    if not all(isinstance(text, str) for text in texts):
+        accepted = "a text, a list of texts, or a list of lists of texts (objects with their aliases) is needed"
+        raise fields.error(name, f"is {shorten(value)}; {accepted}")
+    return [text.strip() for text in texts if text.strip()]
 
 
-def count_odd(cases: Sequence[PortabilityCase]) -> dict[str, int]:
-    """Counts of edits that write a true answer, and of cases by kind of portability question."""
+def count_odd(cases: Sequence[KnowEditCase]) -> dict[str, int]:
+    """Counts of edits that write a true answer, of missing parts, and of cases by kind of portability question."""
     return {
         "target_is_true": sum(case.request.target_new in case.extras["answers"] for case in cases),
         "several_true_answers": sum(len(case.extras["answers"]) > 1 for case in cases),
+        "without_true_answer": sum(not case.extras["answers"] for case in cases),
+        "without_rephrased_question": sum(not case.paraphrases for case in cases),
+        "without_unrelated_question": sum(not case.unrelated for case in cases),
+        "questions_without_answer": sum(case.unanswered for case in cases),
     } | {f"portability_{kind.lower()}": sum(kind in case.portability for case in cases) for kind in PORTABILITY}
 
 
-KNOWEDIT_ZSRE = Benchmark(
-    name="knowedit_zsre",
+KNOWEDIT = Benchmark(
+    name="knowedit",
     source=Source(
-        title="KnowEdit (ZsRE)",
-        files=("ZsRE-test-all.json", "knowedit_zsre.jsonl"),
+        title="KnowEdit",
+        files=(
+            "ZsRE-test-all.json",
+            *("test_cf.json", "train_cf.json", "wiki_counterfact.json"),
+            *("recent_test.json", "recent_train.json", "wiki_recent.json"),
+            *("wikibio-test-all.json", "wikibio-train-all.json", "wikibio.json"),
+            "knowedit.jsonl",
+        ),
         mini=Path(__file__).parent / "data" / "mini_zsre.jsonl",
         published=HubFile(
             repository="zjunlp/KnowEdit",
@@ -113,4 +152,4 @@ KNOWEDIT_ZSRE = Benchmark(
     count_odd=count_odd,
 )
 
-BENCHMARKS = (KNOWEDIT_ZSRE,)
+BENCHMARKS = (KNOWEDIT,)

@@ -17,7 +17,7 @@ TASKS = {
     "counterfact/counterfact-edit.json": ["counterfact_flat_es"],
     "qaedit/QAEdit_inter_1k.json": ["qaedit_syn_reliability"],
     "zsre/zsre_mend_eval_first34.json": ["zsre_memit_efficacy"],
-    "zsre/knowedit_zsre_test_first300.json": ["knowedit_zsre_portability"],
+    "zsre/knowedit_zsre_test_first300.json": ["knowedit_portability"],
     "knowgic/chains_v1_21cases_558.json": ["knowgic_es"],
     "knowgic/chains.json": ["knowgic_cloze_prob"],
     "mquake/mquake_cf_hard_first200_4hop.json": ["mquake_edit_wise"],

@@ -6,7 +6,7 @@ import pytest
 from scripted import ScriptedLM
 from task_runs import metrics_of, run
 
-PORTABILITY, LOCALITY = "knowedit_zsre_portability", "knowedit_zsre_locality"
+PORTABILITY, LOCALITY = "knowedit_portability", "knowedit_locality"
 
 
 def right_at_first(context: str, continuation: str, unedited: bool) -> tuple[float, list[int]]:
@@ -52,8 +52,8 @@ def test_locality_is_agreement_over_the_prompts_of_a_kind() -> None:
 def test_edit_success_and_generalization_ask_their_own_question() -> None:
     """Targets: Pim Adler, Old Ullish, Brée, Norvania, 1920."""
     for task, metric, question in (
-        ("knowedit_zsre_edit_success", "edit_success_match", "Who designed Harrow viaduct?"),
-        ("knowedit_zsre_generalization", "generalization_match", "Which engineer drew Harrow viaduct?"),
+        ("knowedit_edit_success", "edit_success_match", "Who designed Harrow viaduct?"),
+        ("knowedit_generalization", "generalization_match", "Which engineer drew Harrow viaduct?"),
     ):
         lm = ScriptedLM(right_at_first)
         assert metrics_of(run(task, lm), task)[metric] == pytest.approx((1 / 2 + 1 / 2 + 1 + 1 + 1) / 5)

@@ -79,7 +79,7 @@ def test_schema_errors_name_file_record_and_field(tmp_path: Path, path: str, val
 
 
 @pytest.mark.parametrize(
-    ("file", "owner"), [("zsre_portability.jsonl", "ZsRE with portability"), ("knowedit_zsre.jsonl", "KnowEdit (ZsRE)")]
+    ("file", "owner"), [("zsre_portability.jsonl", "ZsRE with portability"), ("knowedit.jsonl", "KnowEdit")]
 )
 def test_records_of_the_other_layouts_are_recognized(tmp_path: Path, file: str, owner: str) -> None:
     copy = tmp_path / "mine.jsonl"
