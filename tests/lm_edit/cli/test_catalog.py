@@ -88,7 +88,7 @@ def test_tasks_and_groups_are_listed_with_a_description(capsys):
 )
 def test_a_task_without_a_description_is_refused(text, place, tmp_path, monkeypatch):
     (tmp_path / "new.yaml").write_text(text, encoding="utf-8")
-    monkeypatch.setattr(catalog, "FOLDER", tmp_path)
+    monkeypatch.setattr(catalog, "TASKS_DIR", tmp_path)
     with pytest.raises(EditingError, match=rf"new.yaml: bake_new has no description.*{place}"):
         catalog.list_tasks()
 
