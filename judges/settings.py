@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from edit_hooks.utils.deprecation import warn_renamed
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
 from edit_hooks.utils.files import user_path
 from edit_hooks.utils.json_io import parse_json
@@ -43,7 +42,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "published_setting": _WILD,  # with the default prompt, whose wording is ours
     "published_wording": {**_WILD, "prompt": "published_wording"},  # with the authors' prompt
 }
-RENAMED_PRESETS = {"published": "published_setting"}
 
 # Numbers: accepted values
 _WHOLE = {
@@ -222,7 +220,7 @@ def _given_values(source: object, folder: Path | None, how_to: str) -> dict[str,
         raise EditingError(f"judge={source!r} names no judge. Accepted: {how_to}.")
     if source.lstrip().startswith("{"):
         return _from_mapping(parse_json(source, "judge"), folder)
-    if source in PRESETS or source in RENAMED_PRESETS:
+    if source in PRESETS:
         return _from_mapping({"preset": source}, folder)
     backend, colon, model = source.partition(":")
     if colon and backend in BACKENDS:
@@ -244,9 +242,6 @@ def _from_mapping(mapping: Mapping[Any, Any], folder: Path | None) -> dict[str, 
     if unknown := set(mapping) - {*known, "preset"}:
         raise unknown_keys_error("judge setting", map(str, unknown), [*known, "preset"])
     preset = mapping.get("preset")
-    if isinstance(preset, str) and preset in RENAMED_PRESETS:
-        warn_renamed("judge preset", preset, RENAMED_PRESETS[preset])
-        preset = RENAMED_PRESETS[preset]
     if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
         raise EditingError(f"judge preset {preset!r} is unknown. Accepted: {', '.join(PRESETS)}.")
     values = {**PRESETS.get(preset or "", {}), **{key: value for key, value in mapping.items() if key != "preset"}}

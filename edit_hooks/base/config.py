@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeVar, Union
 import torch
 
 from edit_hooks.modeling.tensor_hash import tensor_digest
-from edit_hooks.utils.deprecation import warn_renamed, with_current_names
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
 from edit_hooks.utils.files import path_digest, user_path
 from edit_hooks.utils.numbers import FINITE, NON_NEGATIVE, SEED, Range, require_numbers, shorten
@@ -27,8 +26,6 @@ def config_field(
     *,
     within: Range = FINITE,
     instead_of: str | tuple[str, ...] | None = None,
-    formerly: str | None = None,
-    renamed_values: Mapping[str, str] | None = None,
     file: bool = False,
     **kwargs: Any,
 ) -> Any:
@@ -39,8 +36,6 @@ def config_field(
         within: accepted values of a number, or of the numbers in a list or mapping.
         instead_of: other settings of which this one takes the place: a user's value drops shipped values of the others,
             and a user cannot give both.
-        formerly: an earlier name of the setting, accepted with a warning.
-        renamed_values: earlier spellings of values -> current ones, accepted with a warning.
         file: the setting names a file or folder, or a list of them, whose content is part of the keys of stored edits.
             The fields of built-in editors have digests of their own instead, so that their keys stay.
     """
@@ -48,8 +43,6 @@ def config_field(
         "help": help,
         "within": within,
         "instead_of": (instead_of,) if isinstance(instead_of, str) else instead_of or (),
-        "formerly": formerly,
-        "renamed_values": renamed_values or {},
         "file": file,
     }
     return field(metadata=metadata, **kwargs)
@@ -144,7 +137,6 @@ class EditorConfig:
         Raises:
             EditingError: for unknown keys, with near misses, and for values of another type.
         """
-        mapping = cls.with_current_names(mapping)
         known = {item.name for item in dataclasses.fields(cls)}
         if unknown := set(mapping) - known:
             raise unknown_keys_error("editor setting", unknown, known)
@@ -156,19 +148,6 @@ class EditorConfig:
         given = [item for item in dataclasses.fields(cls) if overrides.get(item.name) is not None]
         dropped = {name for item in given for name in _replaced(item)}
         return {**{name: value for name, value in shipped.items() if name not in dropped}, **overrides}
-
-    @classmethod
-    def with_current_names(cls, mapping: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace earlier names of settings and values, with a warning for each."""
-        fields = dataclasses.fields(cls)
-        renamed = {item.metadata["formerly"]: item.name for item in fields if item.metadata.get("formerly")}
-        current = with_current_names(mapping, renamed, "editor setting")
-        for item in fields:
-            values = item.metadata.get("renamed_values", {})
-            if isinstance(old := current.get(item.name), str) and old in values:
-                warn_renamed(f"{item.name}=", old, values[old])
-                current[item.name] = values[old]
-        return current
 
     def to_dict(self) -> dict[str, Any]:
         """Return all settings as JSON-able values, defaults included, and the digests of files under FILE_DIGESTS.

@@ -115,7 +115,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
 
     def __init__(self, overrides: Mapping[str, Any] | None = None) -> None:
         register_kinds(self.hook_kinds)
-        self.overrides = self.config_class.with_current_names(overrides or {})
+        self.overrides = dict(overrides or {})
         config = self.config_class.from_mapping(self.overrides)  # fail fast: the model is not loaded yet
         config.check_given(self.overrides)
         if config.shipped is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.modeling.tensors import write_tensors
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError, first_line
-from edit_hooks.utils.files import sha256_of, user_path, write_atomically
+from edit_hooks.utils.files import user_path, write_atomically
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.json_io import parse_json
 
@@ -47,14 +47,12 @@ class ArtifactKind:
         weights_name: name of the file in its folder.
         what: the trained part, for messages, as in ``hyper-network``.
         command: the command that trains it.
-        renamed_settings: settings of earlier releases -> current names.
     """
 
     format: str
     weights_name: str
     what: str
     command: str
-    renamed_settings: Mapping[str, str] = field(default_factory=dict)
 
     def file(self, path: str | Path) -> Path:
         """The weights file of an artifact, which may be named by its folder or by that file."""
@@ -68,13 +66,13 @@ class ArtifactKind:
     def digest(self, path: str | Path) -> str:
         """SHA-256 (hex) over all that an edit reads of an artifact: the tensors and the manifest but for its run.
 
-        Artifacts of earlier versions, whose header lacks it, have that of their file.
-
         Raises:
-            EditingError: there is no artifact at ``path``, or no safetensors file.
+            EditingError: there is no artifact at ``path``, or a file without a digest.
         """
         file = self.file(path)
-        return self._read_header(file).get("digest") or sha256_of(file)
+        if (digest := self._read_header(file).get("digest")) is None:
+            raise EditingError(f"{file} is no trained {self.what}: its header has no digest.")
+        return digest
 
     def save(
         self,
@@ -102,7 +100,7 @@ class ArtifactKind:
         write_atomically(folder / MANIFEST_NAME, text + "\n")
 
     def read_manifest(self, path: str | Path) -> dict[str, Any]:
-        """The manifest of an artifact, settings of earlier releases under their current names.
+        """The manifest of an artifact.
 
         Raises:
             EditingError: there is no artifact at ``path``, or the file is damaged or of another kind.
@@ -114,11 +112,9 @@ class ArtifactKind:
                 f"{file} is no trained {self.what} (format {header.get('format')!r}, want {self.format!r})."
             )
         manifest = parse_json(header.get("manifest", ""), f"manifest of {file}", finite=False)
-        try:
-            for section in {"editor", "training", "network"} & set(manifest):
-                manifest[section] = self.with_current_settings(manifest[section])
-        except (TypeError, AttributeError) as error:
-            raise EditingError(f"the {self.what} in {file} is damaged: {error!r}") from error
+        sections = ("editor", "training", "network")
+        if not isinstance(manifest, dict) or not all(isinstance(manifest.get(name, {}), dict) for name in sections):
+            raise EditingError(f"the {self.what} in {file} is damaged: its manifest is no mapping of mappings.")
         return manifest
 
     def _read_header(self, file: Path) -> dict[str, str]:
@@ -127,10 +123,6 @@ class ArtifactKind:
                 return tensors.metadata() or {}
         except Exception as error:
             raise EditingError(f"cannot read the {self.what} in {file}: {first_line(error)}.") from error
-
-    def with_current_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings from a file of any release, under their current names."""
-        return {self.renamed_settings.get(name, name): value for name, value in settings.items()}
 
     def load(self, path: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """The weights of an artifact and its manifest.
@@ -147,8 +139,7 @@ class ArtifactKind:
             "checksum": key_of([header["manifest"], digests]),
             "digest": _content_digest(header["manifest"], digests),
         }
-        # Artifacts of release 0.1.0 have no checksum, and those before the digest none of that.
-        if any(header.get(name, value) != value for name, value in wanted.items()):
+        if any(header.get(name) != value for name, value in wanted.items()):
             raise EditingError(f"the {self.what} in {self.file(path)} is damaged (checksum differs); train it again.")
         tensors.pop(TRAINED_ON, None)
         return tensors, manifest

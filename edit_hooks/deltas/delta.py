@@ -16,15 +16,12 @@ from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.modeling.fingerprint import tensor_checksum
 from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.modeling.tensors import read_header, read_tensors, unpack_bits, write_tensors
-from edit_hooks.utils.deprecation import warn_renamed
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import user_path
 from edit_hooks.utils.hashing import key_of
 
 FORMAT = "lm-eval-editing/delta/1"
 HEADER_CHECKSUM = "header_checksum"
-# Attributes of release 0.1.0 -> their current names.
-RENAMED = {"hooked": "hook_edit", "carry": "stream_state", "standing": "runtime_part"}
 
 
 class Factor(NamedTuple):
@@ -78,12 +75,6 @@ class Delta:
     diagnostics: dict[str, Any] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
     intermediates: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in RENAMED:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        warn_renamed("the attribute", f"Delta.{name}", f"Delta.{RENAMED[name]}")
-        return getattr(self, RENAMED[name])
 
     @property
     def is_low_rank(self) -> bool:

@@ -50,7 +50,7 @@ class ICEConfig(EditorConfig):
     """Settings of a context without demonstrations."""
 
     include_fact: bool = config_field(
-        "state the fact; without it only demonstrations are shown (a control)", default=True, formerly="states_fact"
+        "state the fact; without it only demonstrations are shown (a control)", default=True
     )
     num_facts: int = config_field(
         "of several edits, number of facts stated before a question", within=POSITIVE, default=1
@@ -61,7 +61,6 @@ class ICEConfig(EditorConfig):
         "state a fact only before questions whose cosine similarity with it reaches this; null: before every question",
         within=COSINE,
         default=None,
-        formerly="min_likeness",
     )
 
     def __post_init__(self) -> None:

@@ -101,7 +101,6 @@ class MEMITConfig(LocateThenEditConfig):
         "conversion of a residual into an MLP output; auto: normalized where the block normalizes its MLP output, else "
         "faithful",
         default="auto",
-        renamed_values={"normalised": "normalized"},
     )
     carry_keys: bool = config_field("in a stream, protect the keys of earlier steps", default=False)
 

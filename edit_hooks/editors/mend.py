@@ -61,9 +61,7 @@ IDENTITY = "identity"
 class MENDConfig(EditorConfig):
     """Settings of MEND; a trained artifact fixes those from ``layers`` to ``sign``."""
 
-    artifact: str | None = config_field(
-        "folder written by lm-edit train mend, or identity (untrained)", default=None, formerly="artefact"
-    )
+    artifact: str | None = config_field("folder written by lm-edit train mend, or identity (untrained)", default=None)
     artifact_digest: str | None = config_field("set by the editor: checksum of the artifact", default=None)
     modules: list[Role] = config_field(
         "the edited linear maps of a block, in the order of their step sizes",
@@ -74,9 +72,7 @@ class MENDConfig(EditorConfig):
     num_hidden: int = config_field(
         "hidden layers of the hyper-network, which has one block more", within=NON_NEGATIVE, default=1
     )
-    normalize: bool = config_field(
-        "normalize inputs and gradients with training statistics", default=True, formerly="normalise"
-    )
+    normalize: bool = config_field("normalize inputs and gradients with training statistics", default=True)
     sign: Sign = config_field("minus: subtract the update (paper); plus: add it (released code)", default="minus")
     joint_loss: Literal["mean", "sum"] = config_field(
         "loss of a joint edit; mean: over all target tokens; sum: of the edits' means", default="mean"

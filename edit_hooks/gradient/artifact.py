@@ -15,9 +15,7 @@ from edit_hooks.gradient.hypernetwork import HyperNetwork, NetworkSettings
 
 FORMAT = "lm-eval-editing/mend/1"
 WEIGHTS_NAME = "hypernetwork.safetensors"
-# Settings of release 0.1.0 -> current names.
-RENAMED_SETTINGS = {"normalise": "normalize", "artefact": "artifact", "artefact_digest": "artifact_digest"}
-HYPER_NETWORK = ArtifactKind(FORMAT, WEIGHTS_NAME, "hyper-network", "lm-edit train mend", RENAMED_SETTINGS)
+HYPER_NETWORK = ArtifactKind(FORMAT, WEIGHTS_NAME, "hyper-network", "lm-edit train mend")
 
 artifact_digest = HYPER_NETWORK.digest
 read_manifest = HYPER_NETWORK.read_manifest

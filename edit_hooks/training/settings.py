@@ -71,7 +71,6 @@ def resolve_settings(
     Raises:
         EditingError: for unknown settings (with near misses) and values out of range.
     """
-    settings = config_class.with_current_names(settings)
     config_class.from_mapping(settings)
     if "artifact" in settings:
         raise EditingError("'artifact' is the output of training; drop it, and name the folder with --out.")

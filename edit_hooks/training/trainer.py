@@ -355,8 +355,6 @@ class Trainer(abc.ABC, Generic[ConfigT]):
         """Restore the state that an interrupted run left in the folder."""
         header, tensors = self._read_state()
         stored = json.loads(header["identity"])
-        # Every validation edit was made alone before that was a setting.
-        stored["settings"] = {"edits_per_validation": 1, **self.kind.with_current_settings(stored["settings"])}
         different = [name for name in self.identity if key_of(stored.get(name)) != key_of(self.identity[name])]
         if different:
             raise EditingError(

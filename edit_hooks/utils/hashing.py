@@ -20,7 +20,6 @@ _NOT_COMPUTING = frozenset(
     for name in (
         "base.registry",
         "lm.edit_cost",
-        "utils.deprecation",
         "utils.errors",
         "utils.files",
         "utils.hashing",

@@ -15,7 +15,7 @@ from judges.base import Judge
 from judges.model.judge import ModelJudge
 from judges.model.writer import Writer
 from judges.prompt import load_prompt
-from judges.settings import HOW_TO, JUDGE_VARIABLE, OFF, PRESETS, RENAMED_PRESETS, JudgeSettings, read_settings
+from judges.settings import HOW_TO, JUDGE_VARIABLE, OFF, PRESETS, JudgeSettings, read_settings
 from judges.string_judge import RULES, StringJudge
 
 WRITER_REPLY_TOKENS = 128  # unless the settings name a limit; that of judges is for one letter
@@ -92,8 +92,7 @@ def make_judge(source: object, **overrides: Any) -> Judge:
     """
     if isinstance(source, str) and source in RULES:
         return StringJudge(source)
-    known = {*PRESETS, *RENAMED_PRESETS}
-    if isinstance(source, str) and source.replace("_", "").isalnum() and source not in known:
+    if isinstance(source, str) and source.replace("_", "").isalnum() and source not in PRESETS:
         hint = near_misses(source, [*RULES, *PRESETS])
         raise EditingError(f"judge {source!r} is unknown.{hint} String judges: {', '.join(RULES)}. Models: {HOW_TO}.")
     return make_model_judge(source, **overrides)

@@ -16,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edit_hooks.prompt_context import QA_INSTRUCTION
-from edit_hooks.utils.deprecation import warn_renamed
-from edit_hooks.utils.options import switch
 from judges.base import Verdict
 from judges.match import exact_match
 from lm_eval_tasks.common.cases import EFFICACY, Case
@@ -36,21 +34,6 @@ POPULATION = choice_setting(
     "also report the cases that the unedited model answers wrongly, by exact match or by the judge",
     POPULATIONS,
 )
-OLD_NAME = "initially_wrong"
-
-
-def with_current_name(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata of a task with ``population`` in place of its old name, a switch.
-
-    Raises:
-        EditingError: for a value of the old name that is neither on nor off.
-    """
-    current = {key: value for key, value in metadata.items() if key != OLD_NAME}
-    if metadata.get(OLD_NAME) is not None:
-        current[POPULATION.name] = WRONG_EM if switch(metadata, OLD_NAME, True) else ALL
-        old = f"{OLD_NAME}={metadata[OLD_NAME]}"
-        warn_renamed("setting", old, f"{POPULATION.name}={current[POPULATION.name]}")
-    return current
 
 
 def with_helper(case: Case, settings: Settings, probes: Sequence[Probe]) -> Sequence[Probe]:

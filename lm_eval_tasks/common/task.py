@@ -54,7 +54,7 @@ from lm_eval_tasks.common.harness import HarnessTask
 from lm_eval_tasks.common.judge_filter import add_judge, describe_verdicts
 from lm_eval_tasks.common.measures import Measure, Score, case_mean, evaluate, judged_correct
 from lm_eval_tasks.common.metric_list import is_rate, select_metrics
-from lm_eval_tasks.common.population import restrict, with_current_name
+from lm_eval_tasks.common.population import restrict
 from lm_eval_tasks.common.probes import OWN_CHAT, PLACEHOLDER, CaseAnswers, case_requests, mark_unusable
 from lm_eval_tasks.common.saved_cases import take_saved_cases
 from lm_eval_tasks.common.stages import (
@@ -110,7 +110,6 @@ class EditingTask(HarnessTask):
         Raises:
             EditingError: for settings that are not accepted, and for demonstrations.
         """
-        config["metadata"] = with_current_name(config["metadata"])
         if isinstance(benchmark := config.get("custom_dataset"), Benchmark):
             benchmark.check_settings(config["metadata"])
         self.saved = take_saved_cases(config["metadata"])

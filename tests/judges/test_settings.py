@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from edit_hooks.utils.errors import EditingError
-from judges.model.factory import make_judge
 from judges.settings import JudgeSettings, read_settings
 
 
@@ -21,15 +20,6 @@ def test_the_published_presets_differ_in_the_prompt_alone(preset: str, prompt: s
     assert (settings.system, settings.prompt) == ("", prompt)
     assert settings.key_variable == "OPENAI_API_KEY"
     assert read_settings({"preset": preset, "concurrency": 2}).concurrency == 2
-
-
-@pytest.mark.parametrize("source", ["published", {"preset": "published"}, '{"preset": "published"}'])
-def test_the_old_name_of_the_preset_works_with_a_warning(source: Any) -> None:
-    with pytest.warns(FutureWarning, match="'published' is now called 'published_setting'"):
-        settings = read_settings(source)
-    assert settings == read_settings("published_setting")
-    with pytest.warns(FutureWarning):
-        assert make_judge("published", store="off").describe()["prompt"] == "correctness_v1"
 
 
 @pytest.mark.parametrize(

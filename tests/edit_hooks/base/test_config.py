@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
 import torch
 
-from edit_hooks import EditingError, load_editor
+from edit_hooks import EditingError
 from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.registry import editor_class
 from edit_hooks.utils.numbers import POSITIVE
@@ -20,8 +19,8 @@ from edit_hooks.utils.numbers import POSITIVE
 class Config(EditorConfig):
     lr: float = config_field("step size", default=0.1)
     rank: int | None = config_field("rank", within=POSITIVE, default=None)
-    mode: Literal["a", "b"] = config_field("mode", default="a", renamed_values={"old": "b"})
-    normalize: bool = config_field("switch", default=True, formerly="normalise")
+    mode: Literal["a", "b"] = config_field("mode", default="a")
+    normalize: bool = config_field("switch", default=True)
     names: list[str] = config_field("names", default_factory=list)
     table: dict[str, list[float]] = config_field("table", default_factory=dict)
 
@@ -90,37 +89,6 @@ def test_all_settings_are_written_as_json() -> None:
     assert json.loads(json.dumps(settings)) == settings
     assert settings["table"] == {"x": [1.0]} and settings["lr"] == 0.1 and "layers" in settings
     assert Config.from_mapping(settings) == Config.from_mapping({"table": {"x": [1]}})
-
-
-def test_earlier_names_and_values_are_replaced_with_a_warning() -> None:
-    with pytest.warns(FutureWarning, match="'normalise' is now called 'normalize'"):
-        assert Config.from_mapping({"normalise": False}).normalize is False
-    with pytest.warns(FutureWarning, match="'old' is now called 'b'"):
-        assert Config.from_mapping({"mode": "old"}).mode == "b"
-    with pytest.raises(EditingError, match="unknown editor setting 'normalise'"):
-        Config.from_mapping({"normalise": False, "normalize": True})
-
-
-@pytest.mark.parametrize(
-    ("editor", "old", "new"),
-    [
-        ("mend", {"artefact": "identity"}, {"artifact": "identity"}),
-        ("mend", {"normalise": False}, {"normalize": False}),
-        ("memit", {"residual_mode": "normalised"}, {"residual_mode": "normalized"}),
-        ("pmet", {"residual_mode": "normalised"}, {"residual_mode": "normalized"}),
-        ("ice", {"states_fact": False}, {"include_fact": False}),
-        ("ike", {"min_likeness": 0.5}, {"min_similarity": 0.5}),
-    ],
-)
-def test_earlier_settings_of_editors_still_work(editor: str, old: dict[str, Any], new: dict[str, Any]) -> None:
-    with pytest.warns(FutureWarning, match="is now called"):
-        renamed = load_editor(editor, old)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        current = load_editor(editor, new)
-    assert renamed.overrides == current.overrides == new
-    with pytest.raises(EditingError, match="unknown editor setting"):  # both names at once
-        load_editor(editor, {**old, **new} if old.keys() != new.keys() else {"residual_mod": 1})
 
 
 def test_tensors_are_described_by_shape_and_content() -> None:

@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 
 from edit_hooks import Delta, EditingError, Factor
 from edit_hooks.deltas.context_edit import ContextEdit
-from edit_hooks.deltas.delta import RENAMED
 
 FACT = ContextEdit("Port Elna is the capital of", "Dravonia", demonstrations=("a", "b"), min_similarity=0.5)
 
@@ -151,12 +150,3 @@ def test_files_that_are_no_tensors_are_refused(tmp_path):
     for path in (tmp_path / "text", tmp_path / "missing"):
         with pytest.raises(EditingError, match="cannot be read"):
             Delta.load(path)
-
-
-def test_renamed_attributes_are_found_with_a_warning():
-    delta = Delta(stream_state={"seen": torch.ones(2)})
-    for old, new in RENAMED.items():
-        with pytest.warns(FutureWarning, match=f"Delta.{new}"):
-            assert getattr(delta, old) is getattr(delta, new)
-    with pytest.raises(AttributeError, match="no attribute 'hook'"):
-        _ = delta.hook

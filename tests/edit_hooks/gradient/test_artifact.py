@@ -1,4 +1,4 @@
-"""Artifacts of MEND's training: round trip, files of release 0.1.0, damaged files."""
+"""Artifacts of MEND's training: round trip, damaged files."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from damage import flipped
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from edit_hooks import EditingError, EditRequest, load_editor
+from edit_hooks import EditingError
 from edit_hooks.base.trained_artifact import MANIFEST_NAME, edit_digest
-from edit_hooks.contract.tiny_models import EDIT_LAYER, REQUESTS
+from edit_hooks.contract.tiny_models import EDIT_LAYER
 from edit_hooks.editors.mend import MENDConfig, edited_shapes
 from edit_hooks.gradient.artifact import (
     WEIGHTS_NAME,
@@ -25,10 +25,6 @@ from edit_hooks.gradient.artifact import (
 from edit_hooks.gradient.hypernetwork import HyperNetwork
 from edit_hooks.modeling.identity import model_identity
 from edit_hooks.training.mend_config import ARTIFACT_SETTINGS
-from edit_hooks.utils.files import sha256_of
-
-# Current setting -> its name in release 0.1.0.
-OLD_NAMES = {"normalize": "normalise", "artifact": "artefact", "artifact_digest": "artefact_digest"}
 
 
 @pytest.fixture
@@ -88,39 +84,6 @@ def test_the_digest_is_that_of_the_content(artifact, tmp_path):
     save_network(network, manifest, tmp_path / "steps", edits)
     digests = {artifact_digest(tmp_path / name) for name in ("mend", "sign", "edits", "steps")}
     assert len(digests) == 4
-
-
-def test_an_artifact_without_a_digest_keeps_that_of_its_file(artifact):
-    """Recorded settings name it."""
-    _, folder = artifact
-    file, digest = folder / WEIGHTS_NAME, artifact_digest(folder)
-    rewrite_header(file, lambda header: {name: text for name, text in header.items() if name != "digest"})
-    assert artifact_digest(folder) == sha256_of(file) != digest
-    load_network(folder)
-    rewrite_header(file, lambda header: {**header, "digest": "0" * 64})
-    with pytest.raises(EditingError, match="checksum differs"):
-        load_network(folder)
-
-
-def test_an_artifact_of_the_first_release_loads_and_edits_alike(artifact, tiny_model, tiny_tokenizer):
-    _, folder = artifact
-    model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
-    requests = [EditRequest(**record) for record in REQUESTS[:2]]
-    current, before = read_manifest(folder), load_editor("mend", {"artifact": str(folder)})
-    expected = before.edit(model, tokenizer, requests)
-
-    def with_old_names(header):
-        manifest = json.loads(header["manifest"])
-        for section in ("network", "editor", "training"):
-            manifest[section] = {OLD_NAMES.get(name, name): value for name, value in manifest[section].items()}
-        assert "normalise" in manifest["network"] and "normalise" in manifest["editor"]
-        return {"format": header["format"], "manifest": json.dumps(manifest)}  # and no checksum
-
-    rewrite_header(folder / WEIGHTS_NAME, with_old_names)
-    assert read_manifest(folder) == current
-    deltas = load_editor("mend", {"artifact": str(folder)}).edit(model, tokenizer, requests)
-    for ours, theirs in zip(deltas, expected, strict=True):
-        assert ours.checksum() == theirs.checksum()
 
 
 def test_files_that_are_no_artifacts_are_refused(artifact, tmp_path):

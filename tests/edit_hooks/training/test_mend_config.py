@@ -39,12 +39,6 @@ def test_an_unknown_setting_in_the_section_of_a_shipped_file_names_the_file(tiny
         resolve_settings(TrainingConfig, MEND, tiny_model("llama"), {})
 
 
-@pytest.mark.filterwarnings("ignore:editor setting 'normalise'")
-def test_earlier_names_of_settings_are_accepted(tiny_model):
-    """Once a TypeError."""
-    assert resolve_settings(TrainingConfig, MEND, tiny_model("llama"), {"normalise": False}).normalize is False
-
-
 def test_patience_below_the_distance_of_validations_is_refused(tiny_model):
     """Such a run once stopped before its first validation, without an artifact, and ended well."""
     settings = {"num_steps": 30, "validate_every": 20, "patience": 10}

@@ -9,8 +9,7 @@ import math
 import pytest
 import torch
 from mend_runs import DATA, SETTINGS, trainer
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from state import assert_same_state
 
 from edit_hooks import EditingError, EditRequest, load_editor
@@ -93,20 +92,6 @@ def test_a_killed_run_resumes_bit_identical(trained, tmp_path, monkeypatch):
     ours, theirs = load_file(tmp_path / RESUME_NAME), load_file(out / RESUME_NAME)
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert trainer(model, tokenizer, tmp_path).run() == progress  # nothing left to do
-
-
-def test_a_run_of_the_first_release_resumes(trained, tmp_path):
-    """Release 0.1.0 named some settings otherwise; the state of a finished run is complete, so nothing is trained."""
-    model, tokenizer, out, progress = trained
-    with safe_open(out / RESUME_NAME, framework="pt") as file:
-        header = file.metadata()
-    identity = json.loads(header["identity"])
-    old_names = {"normalize": "normalise", "artifact": "artefact", "artifact_digest": "artefact_digest"}
-    identity["settings"] = {old_names.get(name, name): value for name, value in identity["settings"].items()}
-    assert set(old_names.values()) <= set(identity["settings"])
-    del identity["settings"]["edits_per_validation"]  # no setting then: one by one
-    save_file(load_file(out / RESUME_NAME), tmp_path / RESUME_NAME, {**header, "identity": json.dumps(identity)})
-    assert trainer(model, tokenizer, tmp_path).run() == progress
 
 
 def test_steps_without_finite_gradients_are_skipped_and_end_a_run(tiny_model, tiny_tokenizer, tmp_path, monkeypatch):

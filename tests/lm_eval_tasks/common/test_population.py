@@ -122,13 +122,6 @@ def test_other_model_classes_have_no_population() -> None:
     assert (found["reliability_wild_em_n"], found["reliability_wild_em_wrong_em_n"]) == (4, 0)
 
 
-@pytest.mark.parametrize(("value", "population"), [(True, "wrong_em"), ("false", "all")])
-def test_the_old_setting_still_works(value: object, population: str) -> None:
-    with pytest.warns(FutureWarning, match=f"initially_wrong={value}' is now called 'population={population}'"):
-        task = build("qaedit_wild_reliability", initially_wrong=value)
-    assert task.config.metadata["population"] == population and "initially_wrong" not in task.config.metadata
-
-
 def test_an_unknown_population_is_an_error() -> None:
     with pytest.raises(EditingError, match=r"population='wrong' is unknown.*all, wrong_em, wrong_judge"):
         build("qaedit_syn_locality", population="wrong")
