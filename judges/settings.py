@@ -56,7 +56,18 @@ _WHOLE = {
 }
 _REAL = {"timeout": POSITIVE, "max_wait": NON_NEGATIVE, "min_coverage": SHARE, "temperature": NON_NEGATIVE}
 _NULLABLE = ("max_reply_tokens", "seed", "max_calls", "max_tokens", "temperature")
-_TEXTS = ("prompt", "system", "base_url", "served_as", "store", "ask_again", "revision", "dtype", "device")
+_TEXTS = (
+    "prompt",
+    "system",
+    "think_end_token",
+    "base_url",
+    "served_as",
+    "store",
+    "ask_again",
+    "revision",
+    "dtype",
+    "device",
+)
 # Words before ``token`` in names of settings about tokens of text
 _TEXT_TOKENS = {"eos", "bos", "pad", "unk", "sep", "cls", "mask", "stop", "start", "end", "special", "first", "per"}
 _SWITCHES = ("dry_run", "allow_edited_checkpoint")
@@ -74,6 +85,8 @@ class JudgeSettings:
         temperature: sampling temperature; ``None`` sends none (some models accept only their default).
         max_reply_tokens: token limit of a reply; ``None`` sends none. Reasoning models need hundreds.
         seed: sampling seed; sent to the server if set.
+        think_end_token: text that ends the thought of every reply, such as ``</think>``; only what follows the last one
+            is read, and a reply without one has no answer. Common markers of thoughts are found without it.
         extra: further fields of the request body.
         base_url: address of the server. Default: ``OPENAI_BASE_URL``, else OpenAI's own.
         served_as: name of the server, which replaces its address in the judge's identity, so that the same model at
@@ -102,6 +115,7 @@ class JudgeSettings:
     temperature: float | None = 0.0
     max_reply_tokens: int | None = 16
     seed: int | None = None
+    think_end_token: str | None = None
     extra: Mapping[str, object] = field(default_factory=dict)
     base_url: str | None = None
     served_as: str | None = None
@@ -131,6 +145,10 @@ class JudgeSettings:
         _check_types(self)
         if self.ask_again not in (None, *ASK_AGAIN):
             raise EditingError(f"judge ask_again={self.ask_again!r} is unknown. Accepted: {', '.join(ASK_AGAIN)}.")
+        if self.think_end_token is not None and not self.think_end_token.strip():
+            raise EditingError(
+                "judge think_end_token is empty; give the text that ends a thought, or drop the setting."
+            )
         if self.served_as is not None and (self.backend != "openai" or not self.served_as.strip()):
             raise EditingError(
                 "judge served_as is a name for the server of the backend openai; name it or drop the setting."
@@ -160,6 +178,11 @@ class JudgeSettings:
         if self.backend != "hf" or folder_of(self.model):
             return self.revision
         return commit_of(self.model, self.revision) or self.revision
+
+    @property
+    def reading(self) -> dict[str, object]:
+        """The settings by which replies are read, and on which they do not depend (JSON-able)."""
+        return {} if self.think_end_token is None else {"think_end_token": self.think_end_token}
 
     @property
     def identity(self) -> dict[str, object]:

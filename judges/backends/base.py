@@ -35,12 +35,15 @@ JUDGE = Role(
 WRITER = Role("writer", "Writing", "request", "", "or a model behind a server: openai:MODEL@URL")
 
 
+UNFINISHED_THOUGHT = "thought"  # finish reason of a writer's reply that ends inside of its thought
+
+
 class Reply(NamedTuple):
     """A model's reply.
 
     Args:
         text: the full text.
-        finish: finish reason as in OpenAI's API ("stop", "length", "content_filter").
+        finish: finish reason as in OpenAI's API ("stop", "length", "content_filter"), or :data:`UNFINISHED_THOUGHT`.
         prompt_tokens, reply_tokens: token counts as reported by the backend.
     """
 

@@ -14,6 +14,7 @@ from edit_hooks.utils.logs import get_logger
 from judges.backends.base import JUDGE, BackendResult, Fault, OnReply, Outcome, Reply, Role
 from judges.prompt import Chat
 from judges.settings import JudgeSettings
+from judges.thoughts import is_marker, opened_thought
 
 if TYPE_CHECKING:
     import torch
@@ -175,6 +176,18 @@ class HFBackend:
         ids: list[int] = self._tokenizer(text, add_special_tokens=not self._tokenizer.chat_template).input_ids
         return ids
 
+    @property
+    def _unshown(self) -> set[int]:
+        """Ids of the special tokens that are no part of a reply's text."""
+        assert self._tokenizer is not None
+        tokens = self._tokenizer.added_tokens_decoder
+        kept = {self.settings.think_end_token}
+        return {
+            index
+            for index, token in tokens.items()
+            if token.special and token.content not in kept and not is_marker(token.content)
+        }
+
     def _reply(self, prompts: list[str]) -> list[Reply]:
         """Reply to one batch; halve it if it does not fit into memory."""
         import torch
@@ -215,16 +228,18 @@ class HFBackend:
                 pad_token_id=pad,
             )
         return [
-            self._decode(out_T[longest:].tolist(), len(row), max_tokens)
-            for row, out_T in zip(rows, out_BT, strict=True)
+            self._decode(out_T[longest:].tolist(), text, len(row), max_tokens)
+            for text, row, out_T in zip(prompts, rows, out_BT, strict=True)
         ]
 
-    def _decode(self, ids: list[int], prompt_tokens: int, max_tokens: int) -> Reply:
+    def _decode(self, ids: list[int], prompt: str, prompt_tokens: int, max_tokens: int) -> Reply:
+        """The reply to a prompt. It keeps the markers of its thought, also one that the chat template has written."""
         assert self._model is not None and self._tokenizer is not None
         end_id = self._model.generation_config.eos_token_id
         end_ids = set(end_id) if isinstance(end_id, list) else {end_id}
         length = next((position for position, token in enumerate(ids) if token in end_ids), None)
-        text = self._tokenizer.decode(ids[:length], skip_special_tokens=True)
+        shown = [token for token in ids[:length] if token not in self._unshown]
+        text = opened_thought(prompt) + self._tokenizer.decode(shown, skip_special_tokens=False)
         reply_tokens = len(ids) if length is None else length + 1
         finish = "length" if length is None and reply_tokens >= max_tokens else "stop"
         return Reply(text, finish, prompt_tokens, reply_tokens)

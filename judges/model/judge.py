@@ -71,7 +71,8 @@ class ModelJudge:
 
     def describe(self) -> dict[str, object]:
         """Return the judge's entry in the results (JSON-able, without keys)."""
-        return {**self.settings.identity, "prompt": self.prompt.name, "prompt_hash": self.prompt.hash}
+        settings = self.settings
+        return {**settings.identity, **settings.reading, "prompt": self.prompt.name, "prompt_hash": self.prompt.hash}
 
     def plan(self, items: Sequence[Item]) -> Plan:
         """Compute the cost of :meth:`judge` without a request."""
@@ -149,7 +150,10 @@ class ModelJudge:
         if isinstance(outcome, Fault):
             parsed, raw_reply = ParsedReply(reason=outcome.reason), None
         else:
-            parsed, raw_reply = read_verdict(outcome.text, self.prompt.labels, finish=outcome.finish), outcome.text
+            raw_reply = outcome.text
+            parsed = read_verdict(
+                raw_reply, self.prompt.labels, finish=outcome.finish, think_end=self.settings.think_end_token
+            )
         return Verdict(
             label=parsed.label,
             unscored_reason=parsed.reason,

@@ -19,11 +19,12 @@ from typing import NamedTuple
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import cache_root, require_folder
 from edit_hooks.utils.sqlite_cache import CacheTable, Column, SQLiteCache
-from judges.backends.base import Backend, Fault, Outcome, Reply
+from judges.backends.base import UNFINISHED_THOUGHT, Backend, Fault, Outcome, Reply
 from judges.base import CoverageError, what_is_kept
 from judges.model.judge import DRY_RUN, cost_text, estimate_tokens
 from judges.prompt import Chat
 from judges.settings import OFF, JudgeSettings
+from judges.thoughts import split_answer, without_special_tokens
 
 FILE = "writer.sqlite"
 
@@ -94,7 +95,7 @@ class Written:
     """Outcomes in the order of the chats, and what they cost.
 
     Args:
-        outcomes: a reply or a fault for each chat.
+        outcomes: a reply, without its thought, or a fault for each chat.
         num_stored: distinct chats whose reply was in the store.
         num_calls: requests sent, retries included.
         prompt_tokens, reply_tokens: token counts that the server reported for the new replies.
@@ -144,7 +145,7 @@ class Writer:
     def describe(self) -> dict[str, object]:
         """Return all settings that the replies depend on besides the chats (JSON-able, without keys)."""
         system = {} if self.settings.system is None else {"system": self.settings.system}
-        return {**self.settings.identity, **system}
+        return {**self.settings.identity, **self.settings.reading, **system}
 
     def plan(self, chats: Sequence[Chat]) -> WriterPlan:
         """Compute the cost of :meth:`write` without a request."""
@@ -180,7 +181,10 @@ class Writer:
             num_calls = result.num_calls
             new_replies = [outcome for outcome in result.outcomes if isinstance(outcome, Reply)]
         return Written(
-            outcomes=[outcomes[self.store.key(self._with_system(chat))] for chat in chats],
+            outcomes=[
+                without_thought(outcomes[self.store.key(self._with_system(chat))], self.settings.think_end_token)
+                for chat in chats
+            ],
             num_stored=len(stored),
             num_calls=num_calls,
             prompt_tokens=sum(reply.prompt_tokens for reply in new_replies),
@@ -209,6 +213,16 @@ class Writer:
                     f"writer {self.name} would need {plan}; that is more than {name}={budget}. No request was "
                     "sent. Raise the budget, or write less (--limit)."
                 )
+
+
+def without_thought(outcome: Outcome, think_end: str | None = None) -> Outcome:
+    """Return a reply's answer; that of a reply without one is empty, with its own finish reason."""
+    if isinstance(outcome, Fault):
+        return outcome
+    text = split_answer(outcome.text, think_end).text
+    if text is None:
+        return outcome._replace(text="", finish=UNFINISHED_THOUGHT)
+    return outcome._replace(text=without_special_tokens(text))
 
 
 def _store_folder(settings: JudgeSettings) -> Path | None:

@@ -8,8 +8,7 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from judges.backends.base import Fault, Outcome
-from judges.parse import without_thoughts
+from judges.backends.base import UNFINISHED_THOUGHT, Fault, Outcome
 
 MAX_NAME = 100  # characters of a subject, relation or object
 MAX_WORDING = 300  # characters of a question or statement
@@ -19,7 +18,7 @@ _MARKUP = frozenset("<>[]{}|`")  # as in judges.prompt: characters of chat templ
 
 
 class ReplyText(NamedTuple):
-    """A reply without thoughts; ``text`` is ``None`` with a reason for having none."""
+    """A reply's text; ``None`` with a reason for having none."""
 
     text: str | None
     reason: str = ""
@@ -31,10 +30,9 @@ def reply_text(outcome: Outcome) -> ReplyText:
         return ReplyText(None, outcome.reason)
     if outcome.finish == "content_filter":
         return ReplyText(None, "the writer refused")
-    text = without_thoughts(outcome.text)
-    if text is None or outcome.finish == "length":
+    if outcome.finish in ("length", UNFINISHED_THOUGHT):
         return ReplyText(None, "the reply was cut")
-    return ReplyText(text)
+    return ReplyText(outcome.text)
 
 
 def is_usable(text: str, longest: int = MAX_NAME) -> bool:

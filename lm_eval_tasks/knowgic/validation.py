@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from edit_hooks.utils.errors import EditingError
-from judges.backends.base import Fault, Outcome
+from judges.backends.base import UNFINISHED_THOUGHT, Fault, Outcome
 from judges.match import has_answer
-from judges.parse import without_thoughts
 from judges.prompt import Chat
 from lm_eval_tasks.common.facts import Fact
 from lm_eval_tasks.knowgic.graph import Relation
@@ -72,7 +71,7 @@ class Checked(NamedTuple):
 
 
 class Response(NamedTuple):
-    """A reply without thoughts; ``text`` is ``None`` with a reason for having none."""
+    """A reply's text; ``None`` with a reason for having none."""
 
     text: str | None
     reason: str = ""
@@ -105,8 +104,9 @@ def _is_final(fault: Fault) -> bool:
 def _response(outcome: Outcome) -> Response:
     if isinstance(outcome, Fault):
         return Response(None, f"no response: {outcome.reason}")
-    text = without_thoughts(outcome.text)
-    return Response(text, "" if text is not None else UNFINISHED, outcome.finish == "length")
+    if outcome.finish == UNFINISHED_THOUGHT:
+        return Response(None, UNFINISHED)
+    return Response(outcome.text, is_cut=outcome.finish == "length")
 
 
 class Validator:

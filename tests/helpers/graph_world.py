@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from judges.backends.base import Outcome, Reply
+from judges.model.writer import without_thought
 from judges.prompt import Chat
 from lm_eval_tasks.common.facts import Fact
 from lm_eval_tasks.knowgic.growth_prompts import (
@@ -157,8 +158,8 @@ class World:
         return next((reply for key, reply in KNOWN.items() if question_of(*key) == texts), "I do not know.")
 
     def ask(self, chats: Sequence[Chat]) -> list[Outcome]:
-        """Answer chats, for a growth without a server."""
-        return [Reply(self(chat[-1]["content"]), "stop") for chat in chats]
+        """Answer chats as a writer does, for a growth without a server."""
+        return [without_thought(Reply(self(chat[-1]["content"]), "stop")) for chat in chats]
 
     def kinds(self) -> Counter[str]:
         """Number of distinct prompts by kind."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from judge_server import labels_of
+from reader_model import CHAT_TEMPLATE, save_chain
 from scripted import ScriptedLM
 from task_runs import metrics_of, run
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -20,6 +22,7 @@ from judges.backends.base import Reply
 from judges.backends.hf import HFBackend, shares_weights
 from judges.base import CORRECT, INCORRECT, Item
 from judges.model.factory import make_model_judge
+from judges.parse import TRUNCATED_REPLY
 from judges.settings import read_settings
 
 ITEMS = [
@@ -158,6 +161,29 @@ def test_a_model_of_the_caller_is_not_released(reader: Path, prompt: str) -> Non
     assert isinstance(outcome, Reply) and outcome.text == "A" and backend.loaded
     with pytest.raises(EditingError, match="pass both or neither"):
         HFBackend(settings, model)
+
+
+def test_a_thought_that_the_chat_template_opens_gives_no_verdict(tmp_path: Path, prompt: str) -> None:
+    tokenizer = build_tokenizer("byte_bpe_bos")
+    ids = {mark: tokenizer(mark, add_special_tokens=False).input_ids[-1] for mark in ("B", "\n")}
+    folder = save_chain(tmp_path / "thinker", {ids["\n"]: ids["B"], ids["B"]: int(tokenizer.eos_token_id)})
+    (folder / "chat_template.jinja").write_text(f"{CHAT_TEMPLATE}<think>{{{{ '\\n' }}}}", encoding="utf-8")
+    (verdict,) = make_model_judge(settings_of(folder, prompt)).judge(ITEMS[:1]).verdicts
+    assert (verdict.raw_reply, verdict.label, verdict.unscored_reason) == ("<think>B", None, TRUNCATED_REPLY)
+
+
+def test_a_special_token_that_ends_the_thought_is_kept(tmp_path: Path, prompt: str) -> None:
+    tokenizer = build_tokenizer("byte_bpe_bos")
+    ids = {mark: tokenizer(mark, add_special_tokens=False).input_ids[-1] for mark in "!?AB"}
+    start, end = int(tokenizer.bos_token_id), int(tokenizer.eos_token_id)
+    steps = [ids["!"], ids["B"], start, ids["A"], end]
+    folder = save_chain(tmp_path / "thinker", dict(itertools.pairwise(steps)))
+    for settings, reply, label in (
+        ({}, "BA", None),
+        ({"think_end_token": str(tokenizer.bos_token)}, f"B{tokenizer.bos_token}A", CORRECT),
+    ):
+        (verdict,) = make_model_judge(settings_of(folder, prompt, **settings)).judge(ITEMS[:1]).verdicts
+        assert (verdict.raw_reply, verdict.label) == (reply, label)
 
 
 def test_a_folder_without_a_model_fails_the_check(tmp_path: Path, prompt: str) -> None:

@@ -82,6 +82,18 @@ def test_replies_without_a_verdict_are_requested_again_if_wanted(tmp_path: Path)
         assert judge_at(server, tmp_path).judge(ITEMS[:3]).report.num_scored == 3  # the new replies are stored
 
 
+def test_the_end_of_thoughts_is_a_rule_for_reading(tmp_path: Path) -> None:
+    """Stored replies are read by it, and results name it."""
+    replies = dict(zip(ITEMS[:3], ("Is it B?\nB\n[end]\nA", "B", "[end]B"), strict=True))
+    with serve(lambda item, attempt: replies[item]) as server:
+        assert labels_of(judge_at(server, tmp_path).judge(ITEMS[:3]).verdicts) == [CORRECT, INCORRECT, None]
+        judge = judge_at(server, tmp_path, think_end_token="[end]")
+        judged = judge.judge(ITEMS[:3])
+        assert labels_of(judged.verdicts) == [CORRECT, None, INCORRECT] and judged.report.num_calls == 0
+        assert judge.describe() == judge_at(server, tmp_path).describe() | {"think_end_token": "[end]"}
+    assert judged.verdicts[1].unscored_reason == "the judge's reply has no think_end_token, so its thought has no end"
+
+
 def test_store_off_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with serve() as server:

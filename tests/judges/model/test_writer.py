@@ -13,7 +13,7 @@ from judge_server import FakeTime, JudgeServer, ServerFault, completion_body
 from writer_server import FACTS, Asked, serve_writer, write_well
 
 from edit_hooks.utils.errors import EditingError
-from judges.backends.base import Fault, Reply
+from judges.backends.base import UNFINISHED_THOUGHT, Fault, Reply
 from judges.backends.openai import OpenAIBackend
 from judges.base import CoverageError
 from judges.model.factory import WRITER_REPLY_TOKENS, make_writer
@@ -96,6 +96,27 @@ def test_every_chat_is_sent_once_and_replies_are_in_order(tmp_path: Path) -> Non
     assert (again.num_stored, again.num_calls, other.num_calls) == (8, 0, 8)
     assert "8 requests, 0 in the store: 8 calls, about " in str(plan)
     assert str(again) == "8 requests, 8 from the store, 0 calls, 0 + 0 tokens"
+
+
+@pytest.mark.parametrize(
+    ("reply", "settings", "read"),
+    [
+        ("Is it Tarn?</think>\n\nTarn<|im_end|>", {}, ("Tarn", "stop")),
+        ("<think>Is it Tarn?", {}, ("", UNFINISHED_THOUGHT)),
+        ("Is it Tarn?[end]Tarn", {"think_end_token": "[end]"}, ("Tarn", "stop")),
+        ("Is it Tarn?", {"think_end_token": "[end]"}, ("", UNFINISHED_THOUGHT)),
+    ],
+)
+def test_thoughts_are_left_out(reply: str, settings: dict[str, Any], read: tuple[str, str], tmp_path: Path) -> None:
+    with serve_writer(lambda asked, attempt: reply) as server:
+        for num_calls in (1, 0):
+            writer = writer_at(server, tmp_path, **settings)
+            written = writer.write(CHATS[:1])
+            assert [(one.text, one.finish) for one in written.outcomes if isinstance(one, Reply)] == [read]
+            assert written.num_calls == num_calls
+        (stored,) = writer.store.read([CHATS[0]]).values()
+    assert stored.text == reply  # verbatim
+    assert ("think_end_token" in writer.describe()) == bool(settings)
 
 
 def test_a_dry_run_sends_nothing(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from judge_server import JudgeServer, serve
 
 from edit_hooks.utils.errors import EditingError
-from judges.backends.base import Fault, Reply
+from judges.backends.base import UNFINISHED_THOUGHT, Fault, Reply
 from lm_eval_tasks.bake.building import FactTable
 from lm_eval_tasks.bake.templates import Wording, read_templates
 from lm_eval_tasks.bake.writing import (
@@ -304,7 +304,7 @@ def test_equal_templates_are_kept_once() -> None:
         (json.dumps(MAYOR) + json.dumps(MAYOR), "stop"),  # which of them is meant?
         (json.dumps(MAYOR), "length"),
         (json.dumps(MAYOR), "content_filter"),
-        ("<think>" + json.dumps(MAYOR), "stop"),
+        (json.dumps(MAYOR), UNFINISHED_THOUGHT),
         (json.dumps(MAYOR | {"prompts": "{subject} governs"}), "stop"),
         (json.dumps(MAYOR | {"prompts": ["{subject} governs", 3]}), "stop"),
         (json.dumps(MAYOR | {"prompts": ["{subject} governs"] * 21}), "stop"),

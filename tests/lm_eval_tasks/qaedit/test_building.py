@@ -17,7 +17,7 @@ from writer_server import FACTS, Fact, parse_asked
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import read_rows
-from judges.backends.base import Fault, Outcome, Reply
+from judges.backends.base import UNFINISHED_THOUGHT, Fault, Outcome, Reply
 from judges.prompt import quote
 from lm_eval_tasks.common.fields import Fields
 from lm_eval_tasks.qaedit.benchmark import QAEDIT
@@ -127,7 +127,7 @@ def test_chats_of_one_question_follow_each_other() -> None:
         ("`Pim's  Ode`", "Pim's Ode"),
         ("\u201cPim's Ode\u201d", "Pim's Ode"),
         ("Pim's Ode?", "Pim's Ode"),
-        ("<think>It is about an ode.</think>\n\nPim's Ode\n", "Pim's Ode"),
+        ("Pim's Ode\n", "Pim's Ode"),
         ("```\nPim's Ode\n```", "Pim's Ode"),
         ('"third stanza"', "third stanza"),
         ('"\\"third stanza\\" of Pim\'s Ode"', '"third stanza" of Pim\'s Ode'),
@@ -158,8 +158,6 @@ def test_a_subject_is_spelled_as_in_the_question(reply: str, subject: str) -> No
         ('"Pim\'s Ode\\nbecause"', "the reply holds control characters"),
         ("Pim's Ode\x1b[2J", "the reply holds control characters"),
         ("Pim's Ode\ud800", "the reply holds control characters"),
-        ("<think>Pim's Ode", "the reply was cut"),
-        ("<think>" * 150_000, "the reply was cut"),
     ],
 )
 def test_other_subjects_are_refused_with_a_reason(reply: str, reason: str) -> None:
@@ -179,6 +177,7 @@ def test_whole_words_come_before_parts_of_words() -> None:
     [
         (Fault("HTTP 400"), "HTTP 400"),
         (Reply("Pim's Ode", "length"), "the reply was cut"),
+        (Reply("", UNFINISHED_THOUGHT), "the reply was cut"),
         (Reply("I cannot", "content_filter"), "the writer refused"),
     ],
 )
