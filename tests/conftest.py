@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     import torch
+    from real_runs import RealRuns
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 gc.disable()  # until the tests are collected, see below
@@ -80,6 +81,14 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
     root = tmp_path_factory.mktemp("tiny")
     return functools.cache(functools.partial(save_tiny, root))
+
+
+@pytest.fixture(scope="session")
+def real_runs(tmp_path_factory: pytest.TempPathFactory, tiny_path: Callable[..., Path]) -> RealRuns:
+    """Folders with the files that evaluations of a tiny model wrote; tests change copies."""
+    from real_runs import make_real_runs
+
+    return make_real_runs(tmp_path_factory.mktemp("real_runs"), tiny_path("gpt2", "byte_bpe"))
 
 
 @pytest.fixture(scope="session")

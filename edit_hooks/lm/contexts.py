@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
 
 from lm_eval.api.instance import Instance
 from transformers import PreTrainedTokenizerBase
@@ -46,24 +45,28 @@ def with_edited_texts(answer: EditedAnswer, requests: Iterable[EditRequest]) -> 
 class ContextExamples:
     """One rendered example of an edit and of a question, for result files."""
 
-    def __init__(self, edit_context: str) -> None:
-        self._edit_context = edit_context
+    def __init__(self) -> None:
         self._edit: str | None = None
-        self._question: dict[str, Any] | None = None
+        self._question: str | None = None
+        self._question_context: str | None = None
 
     def record(self, request: Instance, edits: Iterable[EditRequest], in_chat: bool) -> None:
         """Keep the first question, and the first edit."""
         if self._question is None:
             prompt, argument = request.args
-            example = prompt + argument if request.request_type == "loglikelihood" else prompt
-            self._question = {"name": "chat" if in_chat else "task", "example": example}
+            self._question = prompt + argument if request.request_type == "loglikelihood" else prompt
+            self._question_context = "chat" if in_chat else "task"
         if self._edit is None:
             self._edit = next(map(edited_text, edits), None)
 
-    def to_json(self) -> dict[str, Any]:
-        """``edit_context`` and ``question_context``, ``None`` without an edit or a question of an editing task.
+    def to_json(self) -> dict[str, str | None]:
+        """The examples and the context of questions, ``None`` without an edit or a question of an editing task.
 
         A question's context is ``chat`` if a chat template was applied, else ``task``: the prompt that the task writes.
+        That of edits is an option (``edit_context``). Examples depend on the tasks of a run and identify nothing.
         """
-        edit = None if self._edit is None else {"name": self._edit_context, "example": self._edit}
-        return {"edit_context": edit, "question_context": self._question}
+        return {
+            "edit_example": self._edit,
+            "question_context": self._question_context,
+            "question_example": self._question,
+        }

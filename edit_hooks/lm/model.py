@@ -48,6 +48,7 @@ from edit_hooks.lm.ordinary_tasks import OrdinaryTasks
 from edit_hooks.lm.prompt_edits import PromptEdits
 from edit_hooks.lm.quantization import QUANTIZATION_OPTIONS, check_quantization
 from edit_hooks.lm.questions import read_questions, warn_of_questions, warn_of_shortened, with_cut
+from edit_hooks.lm.recorded_options import absolute_places, recorded_model, recorded_options
 from edit_hooks.lm.sessions import (
     AnswerJobsOn,
     Question,
@@ -181,7 +182,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         for settings in stock_settings:
             if self._stays_outside_weights:
                 self.items.check_stock_settings(settings)
-        self._examples = ContextExamples(self.options.edit_context if self.options.makes_edits else "as saved")
+        self._examples = ContextExamples()
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
         """Score continuations.
@@ -457,10 +458,10 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     def get_model_info(self) -> dict[str, Any]:
         """Return lm-eval's model information and the facts behind an editing result."""
         self.load()
-        options = {name: value for name, value in dataclasses.asdict(self.options).items() if name != "editor_args"}
         editing = {
-            **options,
-            **self.session.result_metadata(),
+            **recorded_options(self.options),
+            **recorded_model(self),
+            **absolute_places(self.session.result_metadata()),
             **self._examples.to_json(),
             "editor": self.session.editor_name,
             "editor_writes": list(self.session.writes),

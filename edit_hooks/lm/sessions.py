@@ -234,7 +234,8 @@ class SingleEditSession(Session):
 
     def result_metadata(self) -> dict[str, Any]:
         edits = self.independent
-        return {"editor_config": edits.config, "drawn_settings": edits.editor.drawn_settings(edits.model)}
+        size = {"num_edits": self.plan.num_edits} if self.plan.groups else {}
+        return {"editor_config": edits.config, "drawn_settings": edits.editor.drawn_settings(edits.model), **size}
 
     def _group_of(self, question: Question) -> RequestGroup | None:
         if not self.plan.groups:

@@ -50,7 +50,7 @@ RESULT_COLUMNS: dict[str, tuple[str, str]] = {
     **_RUN,
     "file": (TEXT, "path of the result file"),
     "date": (TEXT, "start of the run, ISO 8601 in UTC"),
-    "model": (TEXT, "hub id of the model, or the name of its folder"),
+    "model": (TEXT, "hub id of the model, or the name of its folder; the first one of a model that was read from two"),
     "model_hash": (TEXT, 'hash of the weights; "" if the run recorded none'),
     "model_parts": (
         TEXT,

@@ -98,6 +98,7 @@ def load_results(paths: Paths) -> pd.DataFrame:
             log.warning("%s: newer files of the same run have other numbers of %s", file, ", ".join(tasks))
     outdated = outdated_groups(files, superseded)
     kept = [row for row in kept if (row["file"], row["task"]) not in outdated]
+    _name_models_alike(kept)
     frame = make_frame(kept, RESULT_COLUMNS)
     groups: dict[str, list[str]] = {}
     for file in files:
@@ -105,6 +106,14 @@ def load_results(paths: Paths) -> pd.DataFrame:
             groups[group] = list(dict.fromkeys([*groups.get(group, ()), *members]))
     frame.attrs |= {"schema_version": SCHEMA_VERSION, "superseded": superseded, "groups": groups}
     return frame
+
+
+def _name_models_alike(rows: Iterable[dict[str, Any]]) -> None:
+    """Give a model one name, that of the oldest file, where it was read from the hub once and from a folder once."""
+    names: dict[tuple[str, str], str] = {}
+    for row in rows:
+        if row["model_hash"] and row["model_parts"]:
+            row["model"] = names.setdefault((row["model_hash"], row["model_parts"]), row["model"])
 
 
 def load_cases(paths: Paths, *, require_samples: bool = True) -> pd.DataFrame:

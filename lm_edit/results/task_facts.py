@@ -14,7 +14,8 @@ from lm_edit.results.runs import ResultFile
 from lm_eval_tasks.common.columns import TOTALS, Column
 from lm_eval_tasks.common.generation import generation_text
 from lm_eval_tasks.common.population import ALL, WRONG_JUDGE
-from lm_eval_tasks.common.run_names import data_label, is_editing_task
+from lm_eval_tasks.common.portable import by_value
+from lm_eval_tasks.common.run_names import chosen_samples, data_label, is_editing_task
 from lm_eval_tasks.common.settings import SCORE_UNEDITED_CASES
 
 # Metrics of lm-eval's own tasks that are shares of successes.
@@ -69,9 +70,8 @@ class TaskFacts:
     @property
     def _chosen_samples(self) -> str:
         """Digest of the documents that ``--samples`` chose for the task, or for the members of the group."""
-        chosen = self.file.content["config"].get("samples") or {}
-        # lm-eval asks each document once and in the order of the data, and all of them for an empty list.
-        sets = {name: sorted(set(map(str, chosen[name]))) for name in self.file.members(self.task) if chosen.get(name)}
+        chosen = chosen_samples(self.file.content["config"])
+        sets = {name: chosen[name] for name in self.file.members(self.task) if name in chosen}
         return key_of(sets)[:_HASH_DIGITS] if sets else ""
 
     def summary(self, pipeline: str) -> dict[str, Any]:
@@ -121,8 +121,9 @@ class TaskFacts:
     def protocol(self) -> str:
         """How the task asks and scores; equal texts are the same protocol of one task and version."""
         config, content = self.config, self.file.content
-        requests = [generation_text(one) for one in self.generation_settings]
-        settings = {name: value for name, value in (config.get("settings") or {}).items() if name not in NOT_PROTOCOL}
+        requests = [generation_text(by_value(one)) for one in self.generation_settings]
+        given = by_value(config.get("settings") or {})
+        settings = {name: value for name, value in given.items() if name not in NOT_PROTOCOL}
         parts = [
             *(requests or [self._default_request]),
             *(f"{name}={value}" for name, value in sorted(settings.items()) if value is not None),
@@ -221,10 +222,10 @@ class TaskFacts:
 
 def _settings_text(described: object) -> str:
     if isinstance(described, Mapping):
-        return "; ".join(f"{name}={value}" for name, value in described.items())
+        return "; ".join(f"{name}={value}" for name, value in by_value(described).items())
     return str(described or "")
 
 
 def _step_text(step: Mapping[str, Any]) -> str:
-    arguments = [f"{name}={value!r}" for name, value in sorted(step.items()) if name != "function"]
+    arguments = [f"{name}={value!r}" for name, value in sorted(by_value(step).items()) if name != "function"]
     return str(step.get("function")) + (f"({', '.join(arguments)})" if arguments else "")

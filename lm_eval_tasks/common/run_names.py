@@ -16,17 +16,21 @@ from typing import Any, Protocol
 
 from edit_hooks.assets.demo_name import DEMO_NAME
 from edit_hooks.utils.hashing import key_of
-from lm_eval_tasks.common.editor_settings import as_given, without_setting
+from lm_eval_tasks.common.editor_settings import as_given
 from lm_eval_tasks.common.model_parts import model_parts, parts_text
-from lm_eval_tasks.common.portable import portable
+from lm_eval_tasks.common.portable import by_value, portable
 from lm_eval_tasks.common.run_options import (
     DIGEST_DIGITS,
     answer_options,
     content_of_edits,
     edit_options,
+    editor_settings,
+    given_arguments,
+    identity_of_edits,
     model_arguments,
     options_text,
     place_digests,
+    seed_of,
 )
 
 UNEDITED = "unedited"
@@ -34,32 +38,8 @@ UNTUNED = "untuned"
 RUN_DIGITS, SETTINGS_DIGITS = 12, 8
 MAX_PART = 60  # characters of one part of a name; file systems allow 255 in all
 
-# Options of `edited_hf` on which the edits or the answers depend. Others change speed (engine, store), or which stages
-# of the same stream are reported. Options that came later are in `run_options`; they count where they are given.
-OPTIONS = (
-    "editor",
-    "mode",
-    "load_edit",
-    "bad_records",
-    "subset",
-    "subset_seed",
-    "icl",
-    "icl_args",
-    "seed",
-    "answer",
-    "edits",
-    "edits_data",
-    "num_edits",
-    "edit_batch_size",
-    "group_size",
-    "guard",
-    "guard_norm_ratio",
-    "guard_loss_increase",
-    "editor_config",
-    "data_revision",
-)
 # Arguments of a stock model class that change no answer.
-NOT_IDENTITY = ("device", "batch_size", "max_batch_size", "parallelize")
+NOT_IDENTITY = ("device", "batch_size", "max_batch_size", "parallelize", "trust_remote_code")
 
 
 class Tracker(Protocol):
@@ -124,33 +104,22 @@ def run_facts(results: Mapping[str, Any]) -> RunFacts:
     """
     config = results["config"]
     editing = config.get("edited_hf")
-    arguments = model_arguments(config.get("model_args"))
     data = "+".join(sorted({data_label(task) for task in results.get("configs", {}).values()} - {""}))
+    model, dtype = model_name(config), config.get("model_dtype")
     if editing is None:
         editor, mode, editing = str(config.get("model")), "", {}
-        identity: dict[str, Any] = {name: value for name, value in arguments.items() if name not in NOT_IDENTITY}
-        identity |= {name: [portable(arguments[name]), digest] for name, digest in place_digests(config).items()}
+        identity = _stock_identity(config)
     else:
         editor, mode = editing.get("editor") or UNEDITED, editing["mode"]
-        identity = {name: editing.get(name) for name in OPTIONS}
-        identity["data"] = editing.get("data") or ("mini" if editing.get("demo") else "hub")
-        identity |= _later_options(config)
-    model = model_name(config)
+        identity = identity_of_edits(editing) | answer_options(config)
     model_hash = (editing.get("model_identity") or {}).get("weights") or editing.get("model_fingerprint") or ""
-    dtype = config.get("model_dtype")
-    identity |= {
-        "class": config.get("model"),
-        "model": model_hash or model,
-        "dtype": dtype,
-        "limit": config.get("limit"),
-    }
-    if parts := model_parts(editing):  # files from before they were recorded keep their identity
+    identity |= {"model": model_hash or model, "dtype": dtype, "limit": config.get("limit")}
+    if parts := model_parts(editing):
         identity["model_parts"] = parts
-    if config.get("samples"):
-        identity["samples"] = key_of(config["samples"])[:DIGEST_DIGITS]
-    editor_config = editing.get("editor_config") or {}
-    settings = without_setting(as_given(editor_config, portable(editing.get("drawn_settings") or {})), "seed")
-    seed = editor_config.get("seed", editing.get("seed"))  # a seed in editor_args overrules the run's
+    if chosen := chosen_samples(config):
+        identity["samples"] = key_of(chosen)[:DIGEST_DIGITS]
+    settings = as_given(editor_settings(editing), portable(editing.get("drawn_settings") or {}))
+    seed = seed_of(editing)
     facts = {
         "editor": editor,
         "mode": mode,
@@ -179,7 +148,7 @@ def run_facts(results: Mapping[str, Any]) -> RunFacts:
         answer_options=options_text(answer_options(config)),
         seed=seed,
         limit=config.get("limit"),
-        editor_config=editor_config,
+        editor_config=editing.get("editor_config") or {},
         **facts,
     )
 
@@ -195,8 +164,9 @@ def model_name(config: Mapping[str, Any]) -> str:
     """Hub id of the model, or the name of its folder."""
     if (config.get("edited_hf") or {}).get("demo"):
         return DEMO_NAME
-    arguments = model_arguments(config.get("model_args"))
-    name = str(arguments.get("peft") or arguments.get("pretrained") or arguments.get("model") or config.get("model"))
+    editing = config.get("edited_hf")
+    named = editing if editing and "pretrained" in editing else model_arguments(config.get("model_args"))
+    name = str(named.get("peft") or named.get("pretrained") or named.get("model") or config.get("model"))
     path = PurePath(name)
     return path.name if path.is_absolute() or name.startswith((".", "~")) or len(path.parts) > 2 else name
 
@@ -233,16 +203,25 @@ def data_label(task_config: Mapping[str, Any]) -> str:
 
 def _hash_of(content: Mapping[str, Any]) -> str:
     """Hash of a mapping, the same on all machines, and for results in memory and in a file (with objects as texts)."""
-    return key_of(portable(json.loads(json.dumps(content, default=str))))
+    return key_of(by_value(portable(json.loads(json.dumps(content, default=str)))))
 
 
-def _later_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of the identity that older runs lack; none where all are at their default."""
-    editing = config["edited_hf"]
-    found = {name: value for name, value in edit_options(editing).items() if name not in OPTIONS or name == "load_edit"}
-    if digest := editing.get("edits_digest"):  # the default of `edits_data` can be read from another commit
-        found["edits_digest"] = digest
-    return found | answer_options(config)
+def _stock_identity(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a stock model class on which its answers depend."""
+    arguments = given_arguments(config)
+    left_out = (*NOT_IDENTITY, *(("dtype",) if config.get("model_dtype") else ()))  # the recorded one counts
+    identity: dict[str, Any] = {name: value for name, value in arguments.items() if name not in left_out}
+    identity |= {name: [portable(arguments[name]), digest] for name, digest in place_digests(config).items()}
+    return identity | {"class": config.get("model")}
+
+
+def chosen_samples(config: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Task -> the documents that ``--samples`` chose, each once, sorted: lm-eval asks them in the order of the data.
+
+    It asks all of them for an empty list.
+    """
+    chosen = config.get("samples") or {}
+    return {task: sorted(set(map(str, documents))) for task, documents in chosen.items() if documents}
 
 
 def _origin(origin: Mapping[str, Any]) -> str:

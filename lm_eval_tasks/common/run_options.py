@@ -1,8 +1,8 @@
-"""Options of a run besides editor settings, mode and sizes that change its edits or its answers.
+"""Options of a run that change its edits or its answers, compared by what they mean.
 
-An option at its default is left out, so that runs from before it existed keep their identity. Where a run recorded the
-content of what an option names (a saved edit, a tokenizer, the edits of a stream), its digest is used in place of the
-name.
+Two commands that start the same run have equal options here: one at its default is left out, whether it was given or
+not, numbers are equal by value, and where a run recorded the content of what an option names (a saved edit, the edits
+of a stream), the digest replaces the name.
 """
 
 from __future__ import annotations
@@ -14,22 +14,40 @@ from typing import Any
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
-from lm_eval_tasks.common.model_parts import model_parts
-from lm_eval_tasks.common.portable import portable
+from lm_eval_tasks.common.editor_settings import without_setting
+from lm_eval_tasks.common.portable import by_value, portable
 
 DIGEST_DIGITS = 12
 
-# Options of `edited_hf` that change edits, each with its default; those that have a column of their own are not listed.
-EDIT_OPTIONS: dict[str, Any] = {
-    "load_edit": None,
-    "icl_args": None,
-    "edit_context": "bare",
-    "answer": "auto",
-    "guard": "report",
-    "guard_norm_ratio": 1.0,
-    "guard_loss_increase": 3.0,
+# Options of `edited_hf` on which edits or answers depend, with the values that mean the default. Others change speed
+# (engine, store), choose which stages of the same stream are reported, or are in the resolved settings (icl_args).
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "editor": (None,),
+    "mode": (),
+    "bad_records": (None, "error"),
+    "data_revision": (None,),
+    "subset": (None, "all"),
+    "subset_seed": (None,),
+    "icl": (None, "no"),
+    "edits": (None,),
+    "edits_data": (None,),
+    "num_edits": (None,),
+    "edit_batch_size": (None, 1),
+    "group_size": (None,),
 }
-# Options that change answers of the unedited model as well; all but the first are those of lm-eval's class.
+# Those that change edits and have no column of their own in tables of results.
+EDIT_OPTIONS: dict[str, tuple[Any, ...]] = {
+    "load_edit": (None,),
+    "edit_context": (None, "bare"),
+    "answer": (None, "auto"),
+    "guard": (None, "report"),
+    "guard_norm_ratio": (None, 1.0),
+    "guard_loss_increase": (None, 3.0),
+}
+# Editor settings that change no number: how it is computed, and where the other settings were taken from.
+NO_SETTINGS = ("engine", "shipped")
+# Arguments of lm-eval's classes that change answers. Of an edited run those of `edit_hooks.lm.recorded_options` count,
+# which leaves out defaults.
 ANSWER_OPTIONS = (
     "max_thought_tokens",
     "think_end_token",
@@ -108,6 +126,37 @@ def unused_generation_settings(given: object, tasks: Sequence[Any]) -> str | Non
     return note
 
 
+def identity_of_edits(editing: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a run of `edited_hf` on which its edits and answers depend, and the settings of its editor.
+
+    Args:
+        editing: ``edited_hf`` of a result file.
+    """
+    found = _not_at_default(editing, OPTIONS)
+    if "subset" in found:  # the order of a subset without a seed is that of seed 0
+        found.setdefault("subset_seed", 0)
+    found["data"] = editing.get("data") or ("mini" if editing.get("demo") else "hub")
+    found["editor_config"] = editor_settings(editing)
+    if editing.get("mode") not in ("none", "loaded"):  # these draw nothing
+        found["seed"] = seed_of(editing)
+    if digest := editing.get("edits_digest"):  # the default of `edits_data` can be read from another commit
+        found["edits_digest"] = digest
+    return found | edit_options(editing)
+
+
+def editor_settings(editing: Mapping[str, Any]) -> dict[str, Any]:
+    """The resolved settings of a run's editor that change its edits, without the seed; empty without an editor."""
+    settings = dict(editing.get("editor_config") or {})
+    for name in (*NO_SETTINGS, "seed"):
+        settings = without_setting(settings, name)
+    return settings
+
+
+def seed_of(editing: Mapping[str, Any]) -> Any:
+    """The seed of a run's edits; one in ``editor_args`` overrules the run's."""
+    return (editing.get("editor_config") or {}).get("seed", editing.get("seed"))
+
+
 def edit_options(editing: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a run's edits that are not at their default; none of the unedited model.
 
@@ -116,30 +165,45 @@ def edit_options(editing: Mapping[str, Any]) -> dict[str, Any]:
     """
     if editing.get("mode") == "none":
         return {}
-    given = {name: editing[name] for name in EDIT_OPTIONS if editing.get(name) not in (None, {})}
-    found = {name: value for name, value in given.items() if value != EDIT_OPTIONS[name]}
+    if isinstance(context := editing.get("edit_context"), Mapping):  # files of before: with an example
+        editing = {**editing, "edit_context": context.get("name")}
+    found = _not_at_default(editing, EDIT_OPTIONS)
     if "load_edit" in found and (checksum := (editing.get("loaded_edit") or {}).get("checksum")):
         found["load_edit"] = str(checksum)[:DIGEST_DIGITS]
     return found
 
 
+def _not_at_default(editing: Mapping[str, Any], options: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    return {name: editing[name] for name, defaults in options.items() if editing.get(name) not in (None, *defaults)}
+
+
 def answer_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a run's answers that were given, also those of the unedited model.
+    """The options of a run's answers, also those of the unedited model, that are not at their default.
+
+    Nothing is recorded of a stock model class but the arguments that were given.
 
     Args:
         config: ``config`` of a result file.
     """
-    editing = config.get("edited_hf")
-    arguments = model_arguments(config.get("model_args"))
-    if editing is not None:
-        arguments["max_thought_tokens"] = editing.get("max_thought_tokens")
-    names = ANSWER_OPTIONS if editing is not None else (*ANSWER_OPTIONS, *WEIGHT_OPTIONS)
-    found = {name: value for name in names if (value := _parsed(arguments.get(name))) not in (None, "", {})}
-    if "tokenizer" in found and (digest := model_parts(editing or {}).get("tokenizer")):
-        found["tokenizer"] = digest
-    if editing is None:
-        found |= place_digests(config)
-    return found
+    arguments = given_arguments(config)
+    if (editing := config.get("edited_hf")) is not None:
+        recorded = editing.get("answer_options", arguments)  # files of before have what lm-eval recorded
+        found = {**recorded, "max_thought_tokens": editing.get("max_thought_tokens")}
+        return {name: found[name] for name in ANSWER_OPTIONS if found.get(name) is not None}
+    names = (*ANSWER_OPTIONS, *WEIGHT_OPTIONS)
+    return {name: arguments[name] for name in names if name in arguments} | place_digests(config)
+
+
+def given_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a stock model class with values as lm-eval parses them, without those that mean a default."""
+    parsed = {name: _parsed(value) for name, value in model_arguments(config.get("model_args")).items()}
+    return {
+        name: value for name, value in parsed.items() if value not in (None, "", {}) and not _is_default(name, value)
+    }
+
+
+def _is_default(name: str, value: Any) -> bool:
+    return name == "revision" and value == "main"
 
 
 def place_digests(config: Mapping[str, Any]) -> dict[str, str]:
@@ -164,7 +228,7 @@ def content_of_edits(editing: Mapping[str, Any]) -> str | None:
 
 def options_text(options: Mapping[str, Any]) -> str:
     """Options as one text, as in ``edit_context=qa; answer=patch``; without commas, which separate values of --only."""
-    return "; ".join(f"{name}={_text(value)}" for name, value in portable(dict(options)).items())
+    return "; ".join(f"{name}={_text(value)}" for name, value in by_value(portable(dict(options))).items())
 
 
 def _text(value: Any) -> str:

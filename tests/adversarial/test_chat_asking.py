@@ -189,8 +189,8 @@ def test_the_edit_and_its_question_are_shown(model_path: str, name: str) -> None
     assert isinstance(answer, EditedAnswer) and answer.edit is not None and answer.edit.texts == (edited,)
     assert EditedAnswer.from_json(answer.to_json()).edit == answer.edit
     info = lm.get_model_info()["edited_hf"]
-    assert info["edit_context"] == {"name": name, "example": edited}
-    assert info["question_context"] == {"name": "task", "example": text}
+    assert (info["edit_context"], info["edit_example"]) == (name, edited)
+    assert (info["question_context"], info["question_example"]) == ("task", text)
 
 
 def test_an_edit_in_a_chat_is_shown_stored_and_found_again(tiny_model: Any, tmp_path: Path) -> None:
@@ -207,7 +207,8 @@ def test_an_edit_in_a_chat_is_shown_stored_and_found_again(tiny_model: Any, tmp_
         lm = make(edit_context=name, **settings)
         prompt = lm.apply_chat_template([{"role": "user", "content": "Port Elna is the capital of"}])
         (found[name],) = lm.loglikelihood([instance(doc, prompt, "Dravonia")])
-        assert lm.get_model_info()["edited_hf"]["question_context"] == {"name": "chat", "example": prompt + "Dravonia"}
+        info = lm.get_model_info()["edited_hf"]
+        assert (info["question_context"], info["question_example"]) == ("chat", prompt + "Dravonia")
     assert found["chat"].edit.texts == (prompt + "Dravonia",) and prompt.startswith("<bos><start_of_turn>user")
     assert found["chat"].edit.key != found["bare"].edit.key
     assert found["chat"].final.logprob > found["bare"].final.logprob  # the edit was made where it is asked

@@ -164,7 +164,7 @@ def test_a_model_object_serves_an_evaluation_without_a_chat_after_one_with(model
     for in_chat in (True, False):
         results = run(lm, ["bake_rq"], limit=1, apply_chat_template=in_chat)
         assert all(answer.final.context.facts == 1 for answer in answers(results))
-        names.append(results["config"]["edited_hf"]["question_context"]["name"])
+        names.append(results["config"]["edited_hf"]["question_context"])
     assert names == ["chat", "task"]
 
 

@@ -13,8 +13,13 @@ from scripted import ScriptedLM
 from task_runs import run
 
 from lm_eval_tasks.common.run_names import name_run
+from lm_eval_tasks.common.run_options import model_arguments
 
+# What `edited_hf` records of itself; test_same_run.py compares names and types with those of runs.
 EDITING = {
+    "pretrained": "org/tiny",
+    "peft": None,
+    "answer_options": {},
     "editor": "r_rome",
     "mode": "single",
     "data": "mini",
@@ -23,6 +28,10 @@ EDITING = {
     "num_edits": None,
     "edit_batch_size": None,
     "group_size": None,
+    "edit_context": "bare",
+    "edit_example": "Port Elna is the capital of Dravonia",
+    "question_context": "task",
+    "question_example": "Port Elna is the capital of",
     "editor_config": {"layers": [5], "num_steps": 20},
     "editor_writes": ["weights"],
     "settings_origin": {"shipped": ["r_rome/tiny.yaml"], "given": [], "layers": "shipped", "guesses": []},
@@ -66,7 +75,8 @@ def write_run(
     if editing.pop("stock", False):
         config["model"] = "hf"
     else:
-        config["edited_hf"] = EDITING | editing
+        named = {name: value for name, value in model_arguments(model_args).items() if name in ("pretrained", "peft")}
+        config["edited_hf"] = EDITING | named | editing
     saved = results | {"config": config, "date": start}
     rows = saved.pop("samples")
     tracker = EvaluationTracker(output_path=str(folder))

@@ -24,14 +24,20 @@ RENDERED = {"filtered_resps"}
 
 
 def evaluate_here(
-    folder: Path, model_args: str, tasks: list[str], data: Path, more_tasks: Path | None = None, **options: Any
+    folder: Path,
+    model_args: str | dict[str, Any],
+    tasks: list[str],
+    data: Path | str,
+    more_tasks: Path | None = None,
+    **options: Any,
 ) -> None:
     """`lm_eval --model edited_hf ...` in this process, written to ``folder`` as the command writes it.
 
     Args:
         more_tasks: a folder with tasks besides ours.
     """
-    metadata = {"data": str(data), **simple_parse_args_string(model_args)}
+    given = simple_parse_args_string(model_args) if isinstance(model_args, str) else model_args
+    metadata = {"data": str(data), **given}
     if more_tasks is None:
         manager = task_manager(metadata)
     else:

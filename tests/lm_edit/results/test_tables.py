@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from paths import ROOT
-from result_files import MODEL_ARGS, change, judged_run, scripted_results, write_run
+from result_files import change, judged_run, scripted_results, write_run
 from scripted import StreamLM
 from task_runs import run
 
@@ -125,21 +125,13 @@ def test_facts_of_the_run(tmp_path: Path) -> None:
         {"edit_context": "qa"},
         {"edit_context": "chat"},
         {"answer": "patch"},
-        {"icl_args": {"num_facts": 2}},
         {"guard": "stop"},
         {"max_thought_tokens": 64},
-        *(
-            {"model_args": f"{MODEL_ARGS},{option}"}
-            for option in (
-                "enable_thinking=False",
-                "think_end_token=</think>",
-                "tokenizer=org/other",
-                "add_bos_token=True",
-                "prefix_token_id=2",
-                "max_length=512",
-            )
-        ),
-        {"model_args": {"pretrained": "org/tiny", "chat_template_args": {"reasoning_effort": "low"}}},
+        {"answer_options": {"enable_thinking": False}},
+        {"answer_options": {"think_end_token": "</think>"}},
+        {"answer_options": {"prefix_token_id": 2}},
+        {"answer_options": {"max_length": 512}},
+        {"answer_options": {"chat_template_args": {"reasoning_effort": "low"}}},
     ],
 )
 def test_whatever_changes_answers_makes_another_run(tmp_path: Path, editing: dict[str, Any]) -> None:
@@ -158,7 +150,7 @@ def test_the_label_of_an_editor_makes_no_other_run(tmp_path: Path) -> None:
 
 
 def test_content_of_named_files_makes_another_run(tmp_path: Path) -> None:
-    """Of a saved edit, a tokenizer and a file of edits; the folders that hold them are this machine's."""
+    """Of a saved edit and a file of edits; the folders that hold them are this machine's."""
 
     def run(**changes: Any) -> str:
         path = write_run(tmp_path / f"{len(list(tmp_path.iterdir()))}", **changes)
@@ -170,12 +162,6 @@ def test_content_of_named_files_makes_another_run(tmp_path: Path) -> None:
 
     assert loaded("a", "11" * 32) == loaded("b", "11" * 32) != loaded("b", "22" * 32)
     assert loaded("a", None) == loaded("b", None), "files of before have no checksum"
-
-    def tokenizer(folder: str, rules: str) -> str:
-        identity = {"weights": "ab" * 32, "tokenizer": {"rules": rules}}
-        return run(model_args=f"{MODEL_ARGS},tokenizer=/t/{folder}/tok", model_identity=identity)
-
-    assert tokenizer("a", "x") == tokenizer("b", "x") != tokenizer("b", "y")
 
     def stream(folder: str, digest: str, **editing: Any) -> str:
         return run(mode="batch", edits=f"/d/{folder}/edits.json", edits_digest=digest, **editing)
@@ -197,24 +183,19 @@ def test_stock_models_in_folders_of_one_name_are_other_runs(tmp_path: Path) -> N
     assert hub["answer_options"] == ""
 
 
-def test_options_at_their_default_leave_the_identity_as_it_was(tmp_path: Path) -> None:
-    """The hash is that from before these options counted."""
+def test_options_at_their_default_are_no_part_of_the_identity(tmp_path: Path) -> None:
+    """Other commands than those of test_same_run.py, which starts them."""
     defaults = {"edit_context": "bare", "answer": None, "max_thought_tokens": None, "load_edit": None}
-    arguments = {"pretrained": "org/tiny", "editor": "r_rome", "tokenizer": None, "add_bos_token": "None"}
-    plain, given = write_run(tmp_path / "a"), write_run(tmp_path / "b", model_args=arguments, **defaults)
+    plain, given = write_run(tmp_path / "a"), write_run(tmp_path / "b", **defaults)
     frame = load_results([plain, given])
-    assert set(frame["run"]) == {"f341a1250294"} and set(frame["edit_options"]) == set(frame["answer_options"]) == {""}
+    assert frame["run"].nunique() == 1 and set(frame["edit_options"]) == set(frame["answer_options"]) == {""}
 
 
-def test_options_are_texts_whether_arguments_were_saved_as_text_or_mapping(tmp_path: Path) -> None:
-    text = f"{MODEL_ARGS},max_length=512,enable_thinking=false"
-    mapping = {"pretrained": "org/tiny", "editor": "r_rome", "enable_thinking": False, "max_length": 512}
-    for name, arguments in {"a": text, "b": mapping}.items():
-        write_run(tmp_path / name, model_args=arguments, edit_context="qa")
-    frame = load_results(tmp_path)
-    assert frame["run"].nunique() == 1
+def test_options_are_texts(tmp_path: Path) -> None:
+    options = {"enable_thinking": False, "max_length": 512}
+    frame = load_results(write_run(tmp_path, edit_context="qa", guard_norm_ratio=2.0, answer_options=options))
     assert set(frame["answer_options"]) == {"enable_thinking=false; max_length=512"}
-    assert set(frame["edit_options"]) == {"edit_context=qa"}
+    assert set(frame["edit_options"]) == {"edit_context=qa; guard_norm_ratio=2"}
 
 
 @pytest.mark.parametrize(
