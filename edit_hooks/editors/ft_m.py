@@ -54,7 +54,7 @@ class FTConfig(EditorConfig):
     norm_constraint: float | None = config_field(
         "radius of the l-infinity ball around the initial weights; null: none", within=POSITIVE, default=None
     )
-    batch_size: int = config_field("requests per step of a joint edit", within=POSITIVE, default=8)
+    batch_size: int = config_field("requests per step of a joint edit", within=POSITIVE, default=1)
     early_stop_loss: float = config_field("stop when the mean loss of a pass falls below this", default=1e-2)
     train_bias: bool = config_field("also train the bias where the module has one", default=True)
     append_eos: bool = config_field("append the end-of-text token to the target", default=False)

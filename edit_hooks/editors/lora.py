@@ -73,7 +73,7 @@ class LoRAConfig(EditorConfig):
     num_steps: int = config_field("passes over the requests", within=POSITIVE, default=60)
     lr: float = config_field("Adam learning rate", within=POSITIVE, default=5e-3)
     weight_decay: float = config_field("Adam's L2 penalty", within=NON_NEGATIVE, default=0.0)
-    batch_size: int = config_field("requests per step of a joint edit", within=POSITIVE, default=8)
+    batch_size: int = config_field("requests per step of a joint edit", within=POSITIVE, default=1)
     append_eos: bool = config_field("append the end-of-text token to the target", default=False)
 
     def __post_init__(self) -> None:
@@ -383,7 +383,9 @@ class _Dropout:
         kept = torch.zeros_like(x_RTF, dtype=torch.bool)
         for rows, length, generator in zip(kept.chunk(len(self.lengths)), self.lengths, self._generators, strict=True):
             part = rows if length is None else rows[:, :length]
-            part.copy_(torch.rand(part.shape, generator=generator, device=x_RTF.device) >= self.share)
+            part.copy_(
+                torch.rand(part.shape, generator=generator, device=x_RTF.device, dtype=torch.float32) >= self.share
+            )
         return x_RTF * kept / (1 - self.share)
 
 
@@ -400,12 +402,16 @@ def initial_adapters(model: nn.Module, names: Sequence[str], config: LoRAConfig)
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + 2 * number)
         width_out, width_in = map_shape(module)
         if config.kind == "adalora":
-            a = torch.empty(config.initial_rank, width_in).normal_(0, ADALORA_STD, generator=generator)
-            b = torch.empty(width_out, config.initial_rank).normal_(0, ADALORA_STD, generator=generator)
+            a = torch.empty(config.initial_rank, width_in, dtype=torch.float32).normal_(
+                0, ADALORA_STD, generator=generator
+            )
+            b = torch.empty(width_out, config.initial_rank, dtype=torch.float32).normal_(
+                0, ADALORA_STD, generator=generator
+            )
             adapter = Adapter(a, b, torch.zeros(config.initial_rank, 1))
         else:
             bound = 1 / math.sqrt(width_in)  # Kaiming with a = sqrt(5)
-            a = torch.empty(config.rank, width_in).uniform_(-bound, bound, generator=generator)
+            a = torch.empty(config.rank, width_in, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
             adapter = Adapter(a, torch.zeros(width_out, config.rank))
         adapters[name] = adapter.map(functools.partial(torch.Tensor.to, device=weight.device, dtype=dtype))
     return adapters

@@ -42,6 +42,7 @@ class TemplateSet(NamedTuple):
 TEMPLATE_SETS: dict[str, TemplateSet] = {
     "bare": TemplateSet(()),
     "sampled_6": TemplateSet(((10, 1),)),  # MEMIT, AlphaEdit, EMMET, PMET
+    "sampled_6_longer": TemplateSet(((10, 1),), new_tokens=True),  # the later rewrite of AlphaEdit
     "sampled_11": TemplateSet(((5, 1), (10, 1))),  # ROME and BIRD on larger models in the PRUNE release
     "sampled_21": TemplateSet(((5, 2), (10, 2))),  # ROME, R-ROME (20 samples of length 5 and 10)
     "wise_11": TemplateSet(((5, 1), (10, 1)), ("I", "You", "Because", "Yes", "Q: "), " ", new_tokens=True),  # WISE

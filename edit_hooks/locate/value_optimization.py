@@ -7,7 +7,8 @@ All locate-then-edit editors share it. The loss of one edit (ROME, eq. 4, with t
 NLL is the mean over the edit's N rows of the mean over its m target tokens; the KL term is read at the fact token of
 the row "SUBJECT is a"; v0 is the site's output for the bare prompt. Adam optimizes the offset alone: at most
 ``num_steps`` evaluations, one update fewer, early stop when the total loss falls below ``early_stop_loss``, and after
-every update a projection onto the ball ||delta|| <= clamp_factor * ||v0||.
+every update a projection onto the ball ||delta|| <= clamp_factor * ||v0||. All releases count so but the later rewrite
+of AlphaEdit, which makes an update after every evaluation: S of its steps are ``num_steps`` S + 1.
 
 Independent edits share frozen weights only, so a batch of them is solved in one forward and backward pass: the gradient
 of the sum of losses with respect to one edit's offset is that edit's own gradient. Norms, stops, projections and Adam

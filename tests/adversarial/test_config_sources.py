@@ -70,6 +70,13 @@ DEVIATIONS = [
     Deviation("wise", "loc_prompts", list(UNRELATED_TEXTS), "loc_prompts, texts of our own"),
     # One set of templates for all models; the release samples from the end-of-text token alone, which is no setting.
     Deviation("rome", "templates_from", None, "not after the end-of-text token", ROME_RELEASE),
+    Deviation(
+        "r_rome",
+        "templates_from",
+        None,
+        "not after the end-of-text token",
+        ("gpt2-medium", "gpt2-large", "gpt-neox-20b"),
+    ),
     # Encoded alone, the target starts with BOS, which no model writes after a prompt.
     Deviation(
         "ft_l",
@@ -98,6 +105,8 @@ DEVIATIONS = [
     # Where a question ends, whatever follows.
     Deviation("melo", "query_token", "last_prompt", "the query is at the last prompt token"),
     Deviation("melo", "append_eos", False, "append_eos: released"),
+    # Edits that share a block cannot be told apart.
+    Deviation("melo", "num_edit_per_block", None, "(num_edit_per_block: 4)"),
     Deviation("defer", "query_token", "last_prompt", "(query_token: last_text there)", EASYEDIT_DEFER),
     Deviation("defer", "query_token", "last_prompt", "there the first target token", ("gpt2-xl",)),
     Deviation("defer", "append_eos", False, "there followed by a space", ("gpt2-xl",)),

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 METHODS = ("bird", "emmet", "melo", "pmet", "simie", "ultraedit")
 # Method -> runs on tiny-gpt2 and on tiny-llama.
 NUM_PACKED = {
-    "alphaedit": (5, 5),
+    "alphaedit": (6, 6),
     "bird": (12, 12),
     "emmet": (8, 8),
     "ft-l": (6, 6),

@@ -54,7 +54,7 @@ def test_the_loss_is_the_mean_at_the_last_prompt_token(model_type, tiny_model, t
             logprob_V = model(torch.tensor([prompt])).logits[0, -1].log_softmax(0)
         expected.append(-float(logprob_V[target].mean()))
     radius = 3e-3
-    config = {"layers": [EDIT_LAYER], "lr": 5e-3, "num_steps": 3, "norm_constraint": radius}
+    config = {"layers": [EDIT_LAYER], "lr": 5e-3, "num_steps": 3, "norm_constraint": radius, "batch_size": 2}
     for side in ("left", "right"):
         tokenizer.padding_side = side
         before = snapshot(model, tokenizer)
