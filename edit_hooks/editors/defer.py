@@ -247,7 +247,9 @@ def initial_predictor(module: nn.Module, request: EditRequest, config: DEFERConf
     generator = torch.Generator().manual_seed((config.seed * 1_000_003 + int(request.key[:15], 16)) % 2**63)
     bound = 1 / math.sqrt(width_in)
     shapes: list[tuple[int, ...]] = [(width_in,), (), (width_out, width_in), (width_out,)]
-    return GatedPredictor(*(torch.empty(shape).uniform_(-bound, bound, generator=generator) for shape in shapes))
+    return GatedPredictor(
+        *(torch.empty(shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator) for shape in shapes)
+    )
 
 
 def _target_row(tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: DEFERConfig) -> LabeledRow:

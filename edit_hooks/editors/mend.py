@@ -181,11 +181,11 @@ class MEND(Editor[MENDConfig]):
         weight = model.get_input_embeddings().weight
         key = f"{config.artifact_digest or config.to_dict()} {weight.device} {weight.dtype}"
         if key not in self._networks:
+            dtype = torch.promote_types(weight.dtype, torch.float32)
             if config.artifact == IDENTITY:
-                network = HyperNetwork(edited_shapes(model, config), config.network_settings())
+                network = HyperNetwork(edited_shapes(model, config), config.network_settings(), dtype)
             else:
                 network, _ = load_network(str(config.artifact))
-            dtype = torch.promote_types(weight.dtype, torch.float32)
             self._networks[key] = network.to(weight.device, dtype).requires_grad_(False).eval()
         return self._networks[key]
 

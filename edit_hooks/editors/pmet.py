@@ -220,7 +220,10 @@ class _PairOptimization:
                 break
             (gradient_E2D,) = torch.autograd.grad(evaluation.total_E[~done_E].sum(), self.delta_E2D)
             nll_factor = self.config.nll_factor
-            self.nll_factor_E = torch.where(evaluation.is_satisfied_E, SATISFIED_NLL_SHARE * nll_factor, nll_factor)
+            # not torch.where of two numbers, which are in torch's default precision
+            self.nll_factor_E = torch.full_like(self.nll_factor_E, nll_factor).masked_fill(
+                evaluation.is_satisfied_E, SATISFIED_NLL_SHARE * nll_factor
+            )
             self._select(~done_E)
             self._update(gradient_E2D[~done_E], step)
         return self.values

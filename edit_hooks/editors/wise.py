@@ -486,6 +486,6 @@ def _new_memory(weight: torch.Tensor, bank: MemoryBank, config: WISEConfig) -> M
     else:
         shard = bank.num_edits // config.save_every
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + shard)
-        mask = torch.rand(weight.shape, generator=generator) < config.mask_ratio
+        mask = torch.rand(weight.shape, generator=generator, dtype=torch.float32) < config.mask_ratio
     zero = torch.zeros(weight.shape, dtype=at_least_float32(weight[:0]).dtype, device=weight.device)
     return Memory(bank.next_number, zero, mask.to(weight.device), 0.0)

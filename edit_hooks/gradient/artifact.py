@@ -43,6 +43,6 @@ def load_network(path: str | Path) -> tuple[HyperNetwork, dict[str, Any]]:
     """
     tensors, manifest = HYPER_NETWORK.load(path)
     shapes = {name: (int(d), int(f)) for name, (d, f) in manifest["shapes"].items()}
-    network = HyperNetwork(shapes, NetworkSettings(**manifest["network"]))
+    network = HyperNetwork(shapes, NetworkSettings(**manifest["network"]), tensors["step_sizes"].dtype)
     network.load_state_dict(tensors)
     return network, manifest

@@ -72,7 +72,7 @@ class LowRankBlock(nn.Module):
     def __init__(self, width: int, rank: int, num_modes: int, generator: torch.Generator) -> None:
         super().__init__()
         self.U = nn.Parameter(torch.zeros(width, rank))
-        self.V = nn.Parameter(torch.randn(rank, width, generator=generator))
+        self.V = nn.Parameter(torch.randn(rank, width, generator=generator, dtype=torch.float32))
         self.bias = nn.Parameter(torch.zeros(width))
         self.scale = nn.Parameter(torch.ones(num_modes, width))
         self.shift = nn.Parameter(torch.zeros(num_modes, width))
@@ -141,9 +141,15 @@ class HyperNetwork(nn.Module):
 
     Args:
         shapes: module name -> (d, f), in the order of the step sizes.
+        dtype: of all tensors but the counts.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, int]], settings: NetworkSettings) -> None:
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, int]],
+        settings: NetworkSettings,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         super().__init__()
         self.shapes, self.settings = dict(shapes), settings
         groups: dict[tuple[int, int], list[str]] = {}
@@ -156,7 +162,8 @@ class HyperNetwork(nn.Module):
                 for shape, group in groups.items()
             }
         )
-        self.step_sizes = nn.Parameter(torch.full((len(self.shapes),), settings.step_size))
+        self.to(dtype)
+        self.step_sizes = nn.Parameter(torch.full((len(self.shapes),), settings.step_size, dtype=dtype))
 
     def observe(self, tokens: Mapping[str, TokenFactors]) -> None:
         """Add an edit's tokens to the statistics of the networks.

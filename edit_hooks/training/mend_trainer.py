@@ -37,8 +37,8 @@ class MENDTrainer(Trainer[TrainingConfig]):
     def set_up(self, tokenizer: PreTrainedTokenizerBase) -> None:
         config, weight = self.config, self.model.get_input_embeddings().weight
         dtype = torch.promote_types(weight.dtype, torch.float32)
-        network = HyperNetwork(edited_shapes(self.model, config), config.network_settings())
-        self.network = network.to(weight.device, dtype)
+        network = HyperNetwork(edited_shapes(self.model, config), config.network_settings(), dtype)
+        self.network = network.to(weight.device)
         self.loss = MENDLoss(self.model, tokenizer, self.network, config, self.data.train)
         networks = [p for name, p in self.network.named_parameters() if name != "step_sizes"]
         self.optimizer = torch.optim.Adam(
