@@ -64,9 +64,10 @@ PUBLISHED = {
         "gpt2-xl": (THIRTEEN_ON, 20, 0.5, 0.5, 0.75, 2e-2, 10.0),
         "gpt-j-6b": (THREE_TO_EIGHT, 25, 0.5, 0.5, 0.75, 2e-2, 10.0),
         **dict.fromkeys(
-            ("llama-2-7b", "llama-3-8b", "mistral-7b", "qwen2.5-7b", "qwen3-8b"),
+            ("llama-2-7b", "llama-3-8b", "mistral-7b"),
             (FOUR_TO_EIGHT, 25, 0.1, 0.5, 0.75, 2e-2, 10.0),
         ),
+        **dict.fromkeys(("qwen2.5-7b", "qwen3-8b"), (FOUR_TO_EIGHT, 26, 0.1, 0.5, 0.75, 2e-2, 10.0)),  # 25 updates
     },
     "emmet": {
         "gpt2-xl": ([17], 20, 0.5, 0.5, 0.75, 10000, 0.1, 0.0),
