@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edit_hooks.base.config import EditorConfig
-from edit_hooks.base.registry import EDITORS, editor_class, editor_names
+from edit_hooks.base.registry import EDITORS, editor_class, editor_names, tier
 from edit_hooks.base.wrapper import PostProcessingEditor
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
@@ -33,6 +33,7 @@ class EditorDescription:
     """One row of the editor table.
 
     Attributes:
+        tier: ``core``, ``more`` or ``installed``.
         summary: first line of the class's docstring.
         needs_subject: requests must mark the subject.
         supports_joint: several requests can be written at once (``mode=batch``, ``edit_batch_size`` above 1).
@@ -42,6 +43,7 @@ class EditorDescription:
     """
 
     name: str
+    tier: str
     summary: str
     needs_subject: bool
     supports_joint: bool
@@ -60,6 +62,7 @@ def describe_editor(name: str) -> EditorDescription:
     summary = re.sub(r":\w+:`~?([^`]*)`", r"\1", (inspect.getdoc(editor) or "").split("\n")[0])
     return EditorDescription(
         name,
+        tier(name),
         summary,
         editor.needs_subject,
         editor.supports_joint,

@@ -1,7 +1,7 @@
 """Editors by name: the built-in table and those of other packages.
 
-A built-in editor is one row in :data:`EDITORS` and one file in ``editors/``. Another package registers its editors as
-entry points of the group :data:`ENTRY_POINTS`, or users name the class: ``editor=package.module:Class``.
+A built-in editor is one row in :data:`CORE` or :data:`MORE` and one file in ``editors/``. Another package registers its
+editors as entry points of the group :data:`ENTRY_POINTS`, or users name the class: ``editor=package.module:Class``.
 """
 
 from __future__ import annotations
@@ -18,39 +18,48 @@ from edit_hooks.utils.yaml_io import read_yaml
 
 ENTRY_POINTS = "lm_eval_editing.editors"
 
-EDITORS: dict[str, str] = {
+# The methods that the papers behind the benchmarks compare, and those that users start with.
+CORE: dict[str, str] = {
     "rome": "edit_hooks.editors.rome:ROME",
     "r_rome": "edit_hooks.editors.r_rome:RROME",
     "memit": "edit_hooks.editors.memit:MEMIT",
     "alphaedit": "edit_hooks.editors.alphaedit:AlphaEdit",
     "evk_edit": "edit_hooks.editors.evk_edit:EVKEdit",
     "bird": "edit_hooks.editors.bird:BIRD",
+    "ft_m": "edit_hooks.editors.ft_m:FTM",
+    "grace": "edit_hooks.editors.grace:GRACE",
+    "wise": "edit_hooks.editors.wise:WISE",
+    "ice": "edit_hooks.editors.ike:ICE",
+    "ike": "edit_hooks.editors.ike:IKE",
+    "ft_l": "edit_hooks.editors.ft_l:FTL",
+    "lora": "edit_hooks.editors.lora:LoRA",
+}
+MORE: dict[str, str] = {
     "emmet": "edit_hooks.editors.emmet:EMMET",
     "pmet": "edit_hooks.editors.pmet:PMET",
     "rect": "edit_hooks.editors.rect:RECT",
     "prune": "edit_hooks.editors.prune:PRUNE",
     "ultraedit": "edit_hooks.editors.ultraedit:UltraEdit",
     "simie": "edit_hooks.editors.simie:SimIE",
-    "ft_m": "edit_hooks.editors.ft_m:FTM",
-    "grace": "edit_hooks.editors.grace:GRACE",
-    "wise": "edit_hooks.editors.wise:WISE",
     "melo": "edit_hooks.editors.melo:MELO",
     "defer": "edit_hooks.editors.defer:DEFER",
-    "ice": "edit_hooks.editors.ike:ICE",
-    "ike": "edit_hooks.editors.ike:IKE",
     "ike_leaky_pool": "edit_hooks.editors.ike:IKELeakyPool",
     "mello": "edit_hooks.editors.mello:MeLLo",
-    "ft_l": "edit_hooks.editors.ft_l:FTL",
     "kn": "edit_hooks.editors.kn:KN",
-    "lora": "edit_hooks.editors.lora:LoRA",
     "mend": "edit_hooks.editors.mend:MEND",
     "serac": "edit_hooks.editors.serac:SERAC",
 }
+EDITORS: dict[str, str] = CORE | MORE
 
 
 def editor_names() -> list[str]:
     """Return the built-in names in the table's order, then those of other packages."""
     return [*EDITORS, *sorted(_registered())]
+
+
+def tier(name: str) -> str:
+    """``core`` or ``more`` for a built-in editor, ``installed`` for one of another package."""
+    return "core" if name in CORE else "more" if name in MORE else "installed"
 
 
 def editor_class(name: str) -> type[Editor[Any]]:

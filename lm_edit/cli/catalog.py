@@ -30,6 +30,7 @@ def _run_editors(args: argparse.Namespace) -> int:
         rows = [
             (
                 row.name,
+                row.tier,
                 capability(row, row.needs_subject),
                 capability(row, row.supports_joint),
                 ", ".join(row.writes),
@@ -37,7 +38,7 @@ def _run_editors(args: argparse.Namespace) -> int:
             )
             for row in describe_editors()
         ]
-        table(("editor", "needs subject", "joint edits", "changes", "summary"), rows)
+        table(("editor", "tier", "needs subject", "joint edits", "changes", "summary"), rows)
         say("\nSettings of one editor: lm-edit editors <name>. Pass them as editor_args=name:value;name:value.")
         return 0
     for name in args.names:

@@ -51,11 +51,16 @@ def _in_range(text: str, parse: Callable[[str], NumberT], within: Range) -> Numb
 
 
 class Verb(NamedTuple):
-    """One sub-command."""
+    """One sub-command.
+
+    Attributes:
+        is_core: the help lists it first.
+    """
 
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
+    is_core: bool = False
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:

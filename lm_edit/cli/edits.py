@@ -163,6 +163,6 @@ def _run_export(args: argparse.Namespace) -> int:
 
 
 VERBS: dict[str, Verb] = {
-    "edit": Verb("make edits and save them", _add_edit_arguments, _run_edit),
+    "edit": Verb("make edits and save them", _add_edit_arguments, _run_edit, is_core=True),
     "export": Verb("write saved edits as a LoRA adapter or a checkpoint", _add_export_arguments, _run_export),
 }

@@ -73,6 +73,6 @@ def _list(args: argparse.Namespace) -> int:
 
 
 VERBS: dict[str, Verb] = {
-    "figure": Verb("draw a figure, or write a table, from result files", _add_figure_arguments, _draw),
+    "figure": Verb("draw a figure, or write a table, from result files", _add_figure_arguments, _draw, is_core=True),
     "figures": Verb("list the figures, or show what one needs", _add_list_arguments, _list),
 }

@@ -229,6 +229,6 @@ def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Non
 
 
 VERBS: dict[str, Verb] = {
-    "judge": Verb("judge saved answers again, also with two judges", _add_judge_arguments, _run_judge),
+    "judge": Verb("judge saved answers again, also with two judges", _add_judge_arguments, _run_judge, is_core=True),
     "judge-quality": Verb("measure judges on labeled answers", _add_quality_arguments, _run_quality),
 }

@@ -66,5 +66,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 VERBS: dict[str, Verb] = {
-    "leaderboard": Verb("compare runs: one page with intervals, tests and answers, and tables", _add_arguments, _run),
+    "leaderboard": Verb(
+        "compare runs on one page with intervals, tests and answers", _add_arguments, _run, is_core=True
+    ),
 }

@@ -118,15 +118,27 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser with all verbs."""
     parser = argparse.ArgumentParser(
         prog="lm-edit",
-        description="Make, check and export knowledge edits, and maintain caches. "
+        description="Make, check and export knowledge edits, and compare their results.\n"
         "Evaluations are run with lm_eval --model edited_hf.",
+        epilog=_verb_lists(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    verbs = parser.add_subparsers(dest="verb", metavar="<verb>", required=True)
+    verbs = parser.add_subparsers(dest="verb", metavar="<verb>", required=True, help="one of those below")
     for name, verb in VERBS.items():
-        subparser = verbs.add_parser(name, help=verb.help, description=verb.help)
+        subparser = verbs.add_parser(name, description=verb.help)  # without `help`: the epilog lists the verbs by tier
         verb.add_arguments(subparser)
         subparser.set_defaults(run=verb.run)
     return parser
+
+
+def _verb_lists() -> str:
+    """The verbs with a line on each: first those that most users need."""
+    width = max(map(len, VERBS))
+    sections = []
+    for title, is_core in (("core verbs", True), ("more", False)):
+        rows = [f"  {name:<{width}}  {verb.help}" for name, verb in VERBS.items() if verb.is_core == is_core]
+        sections.append("\n".join([f"{title}:", *rows]))
+    return "\n\n".join([*sections, "lm-edit <verb> --help explains a verb."])
 
 
 if __name__ == "__main__":

@@ -136,5 +136,5 @@ def _submit(args: argparse.Namespace) -> int:
 
 
 VERBS: dict[str, Verb] = {
-    "results": Verb("compare, check, merge, export and submit result files of lm_eval", _add_arguments, _run),
+    "results": Verb("show, check, merge, export and submit result files", _add_arguments, _run, is_core=True),
 }

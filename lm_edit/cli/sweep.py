@@ -190,5 +190,5 @@ def _execute(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int
 
 
 VERBS: dict[str, Verb] = {
-    "sweep": Verb("execute the runs of a plan: models, editors, benchmarks and modes", _add_arguments, _run),
+    "sweep": Verb("run a plan: models x editors x benchmarks x modes", _add_arguments, _run, is_core=True),
 }

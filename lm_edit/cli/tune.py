@@ -259,5 +259,5 @@ def _reason(outcome: Outcome, editor: str) -> str:
 
 
 VERBS: dict[str, Verb] = {
-    "tune": Verb("search over layers, step and other settings on held-out facts", _add_arguments, _run),
+    "tune": Verb("search over layers, step and other settings on held-out facts", _add_arguments, _run, is_core=True),
 }

@@ -22,6 +22,7 @@ from paths import ROOT
 from result_files import scripted_results, write_run
 
 from edit_hooks import EDITORS
+from edit_hooks.base.registry import CORE, MORE
 from edit_hooks.contract.tiny_models import save_tiny
 from lm_edit.cli.main import main
 
@@ -140,6 +141,8 @@ def test_editor_tables_agree_with_the_registry():
     missing = re.findall(r"^\| `(\w+)` \|.*\| missing\b.*$", described, flags=re.MULTILINE)
     assert not set(missing) & set(EDITORS)
     assert sorted(rows(described)) == sorted([*EDITORS, *missing])
+    core, more = described.split("\nMore:\n")  # the page and `lm-edit editors` have the tiers of the registry
+    assert set(rows(core)) == set(CORE) and set(rows(more)) >= set(MORE)
     assert set(rows(measured)) <= {"unedited", *EDITORS}
     tables = measured.count("\n|---")
     assert rows(measured).count("unedited") == tables > 0  # every table shows doing nothing

@@ -27,6 +27,15 @@ def test_help_lists_every_verb_and_imports_no_heavy_package():
     assert set(VERBS) <= {line.split()[0] for line in help_lines if line.strip()}
 
 
+def test_help_begins_with_the_core_verbs(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    core, more = capsys.readouterr().out.partition("core verbs:")[2].split("\n\nmore:\n")
+    assert [line.split()[0] for line in core.strip().splitlines()] == [n for n, verb in VERBS.items() if verb.is_core]
+    assert {"edit", "tune", "sweep", "results", "leaderboard", "figure", "judge"} <= set(core.split())
+    assert "cache" in more.split() and "cache" not in core.split()
+
+
 @pytest.mark.parametrize("arguments", [["editors"], ["--help"]])
 def test_a_closed_pipe_ends_quietly(arguments):
     """As with ``lm-edit editors | head -1``, once head is gone."""
