@@ -9,7 +9,7 @@ from pathlib import Path
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.common.benchmark import Benchmark
-from lm_eval_tasks.common.cases import Case, Question
+from lm_eval_tasks.common.cases import Case, Question, count_missing
 from lm_eval_tasks.common.dataset import HUB, Source, choose_data
 from lm_eval_tasks.common.fields import Fields, source_id
 from lm_eval_tasks.common.settings import Settings, choice_setting
@@ -63,7 +63,7 @@ def parse_concept(fields: Fields, row: int) -> BakeCase:
 
     The new definition competes with that answer, as the new object does in BAKE-J.
     """
-    case = _parse(fields, row)
+    case = _parse(fields, row, shared_answer=False)
     prompts = fields.texts("neighborhood_prompts")
     answers = fields.texts(NEIGHBOR_ANSWERS, required=bool(prompts))
     if len(prompts) != len(answers):
@@ -77,8 +77,10 @@ def parse_concept(fields: Fields, row: int) -> BakeCase:
     return replace(case, neighbors=neighbors)
 
 
-def _parse(fields: Fields, row: int, *, has_reverse_qa: bool = False) -> BakeCase:
-    new, true = fields.text(f"{REWRITE}.target_new.str"), fields.text(f"{REWRITE}.target_true.str")
+def _parse(fields: Fields, row: int, *, has_reverse_qa: bool = False, shared_answer: bool = True) -> BakeCase:
+    """``shared_answer``: the old answer is that of the neighborhood prompts, too; else the caller adds these."""
+    new, old = fields.text(f"{REWRITE}.target_new.str"), f"{REWRITE}.target_true.str"
+    true = fields.old_answer(old, "neighborhood_prompts") if shared_answer else fields.text_or_none(old)
     request = EditRequest.from_dict(
         {
             "prompt": fields.text(f"{REWRITE}.prompt"),
@@ -94,7 +96,7 @@ def _parse(fields: Fields, row: int, *, has_reverse_qa: bool = False) -> BakeCas
     return BakeCase(
         request=request,
         paraphrases=[Question(prompt, new, true) for prompt in paraphrases if prompt],
-        neighbors=[Question(prompt, true, new) for prompt in neighbors if prompt],
+        neighbors=[Question(prompt, true, new) for prompt in neighbors if prompt and true],
         extras={"source_id": source_id(fields, "case_id", row)},
         reverse_qa=_question(fields, "reverse_qa") if has_reverse_qa else None,
         reverse_judge=_question(fields, "reverse_judge"),
@@ -110,11 +112,7 @@ def _question(fields: Fields, name: str) -> Question:
 
 def count_odd(cases: Sequence[BakeCase]) -> dict[str, int]:
     """Counts of incomplete records, for the results."""
-    return {
-        "without_paraphrases": sum(not case.paraphrases for case in cases),
-        "blank_prompts": sum(case.blank_prompts for case in cases),
-        "without_neighbors": sum(not case.neighbors for case in cases),
-    }
+    return {**count_missing(cases), "blank_prompts": sum(case.blank_prompts for case in cases)}
 
 
 # ``raw`` is the published form for GPT-2 XL, ``correct`` for GPT-J and ``true`` for LLaMA-1 7B; ``instruction`` is like

@@ -60,3 +60,12 @@ class Case:
             NEIGHBORHOOD: self.neighbors,
         }
         return by_kind[kind]
+
+
+def count_missing(cases: Sequence[Case]) -> dict[str, int]:
+    """Numbers of cases without an old answer, paraphrases or neighbors, for the results."""
+    return {
+        "without_old_answer": sum(case.request.target_true is None for case in cases),
+        "without_paraphrases": sum(not case.paraphrases for case in cases),
+        "without_neighbors": sum(not case.neighbors for case in cases),
+    }

@@ -25,6 +25,7 @@ class Fields:
         accessed: dotted paths of the accessed fields; the objects of a list share it, and one path, ``name[]``.
         lacking: dotted paths of required fields that the record lacks; shared likewise.
         prefix: path of this record in the outermost one.
+        declared: dotted paths that the parser reads later; no hint names them in place of a missing field.
 
     All methods raise EditingError for a field of the wrong type.
     """
@@ -36,12 +37,14 @@ class Fields:
         accessed: set[str] | None = None,
         lacking: set[str] | None = None,
         prefix: str = "",
+        declared: frozenset[str] = frozenset(),
     ) -> None:
         self.record = record
         self.where = where
         self.accessed: set[str] = set() if accessed is None else accessed
         self.lacking: set[str] = set() if lacking is None else lacking
         self.prefix = prefix
+        self.declared = declared
 
     def has(self, path: str) -> bool:
         """Whether there is a field at a dotted path, for parsers of several layouts; this is no reading access."""
@@ -77,21 +80,41 @@ class Fields:
 
     def text_or_none(self, path: str) -> str | None:
         """The string at a dotted path, without outer white space; ``None`` if it is absent, null or blank."""
-        value = self.optional(path)
+        value, (parent, _, _) = self.optional(path), path.rpartition(".")
+        if parent and not isinstance(outer := self._peek(parent), Mapping | None):
+            raise self.error(parent, f"is {_shorten(outer)}; an object is needed")
         if value is None or (isinstance(value, str) and not value.strip()):
             return None
         return self.text(path)
 
-    def one_or_more(self, name: str) -> list[str]:
-        """The non-empty strings of a field that holds one of them or a list; none if it is absent, null or blank."""
+    def one_or_more(self, name: str, *, required: bool = False) -> list[str]:
+        """The non-empty strings of a field that holds one of them or a list.
+
+        None if the field is absent, null or blank, which is an error if it is required.
+        """
         value = self.optional(name)
-        if not isinstance(value, list):
-            text = self.text_or_none(name)
+        if not isinstance(value, list) or (required and not value):
+            text = self.text(name) if required else self.text_or_none(name)
             return [] if text is None else [text]
         texts = self.texts(name)
         if "" in texts:
             raise self.error(f"{name}[{texts.index('')}]", "is empty; give a text or drop the entry")
         return texts
+
+    def pairs(self, prompts: str, answers: str) -> list[tuple[str, str]]:
+        """The prompts of one field with their answers in another; each field is a text or a list of texts."""
+        asked, wanted = self.one_or_more(prompts), self.one_or_more(answers)
+        if len(asked) != len(wanted):
+            problem = f"has {len(wanted)} answers for {len(asked)} of {prompts!r}; one for each is needed"
+            raise self.error(answers, problem)
+        return list(zip(asked, wanted, strict=True))
+
+    def old_answer(self, path: str, neighbors: str) -> str | None:
+        """The answer before the edit, which the prompts in the field ``neighbors`` share; new events have none."""
+        answer = self.text_or_none(path)
+        if answer is None and any(self.texts(neighbors)):
+            raise self.error(path, f"is missing, and it is the answer of {neighbors!r}; add it, or drop those prompts")
+        return answer
 
     def texts(self, name: str, *, required: bool = False) -> list[str]:
         """A list of strings without outer white space; empty if the field is absent, an error if it is required."""
@@ -112,7 +135,7 @@ class Fields:
             raise self.error(name, f"is {_shorten(value)}; a non-empty list of objects is needed")
         prefix = f"{self.prefix}{name}[]."
         return [
-            Fields(item, f"{self.where}, {name}[{number}]", self.accessed, self.lacking, prefix)
+            Fields(item, f"{self.where}, {name}[{number}]", self.accessed, self.lacking, prefix, self.declared)
             for number, item in enumerate(value)
         ]
 
@@ -159,13 +182,14 @@ class Fields:
         """A required value; ``whole`` unless its own fields are read one by one."""
         if whole:
             self.accessed.add(self.prefix + path)
-        value: Any = self.record
+        value, around = self.record, self.prefix
         for step in path.split("."):
             if not isinstance(value, Mapping) or step not in value:
                 self.lacking.add(self.prefix + path)
-                known = value if isinstance(value, Mapping) else ()
-                raise self.error(path, f"is missing.{near_misses(step, known)} Add it, or check that the file fits")
-            value = value[step]
+                read = self.accessed | self.declared
+                unread = [key for key in value if f"{around}{key}" not in read] if isinstance(value, Mapping) else ()
+                raise self.error(path, f"is missing.{near_misses(step, unread)} Add it, or check that the file fits")
+            value, around = value[step], f"{around}{step}."
         return value
 
     def error(self, path: str, problem: str) -> EditingError:

@@ -7,10 +7,11 @@ without some of its content, and often against another gold answer.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.common.cases import LeftOut
@@ -80,11 +81,24 @@ class LayoutReader(Generic[RecordT]):
         except EditingError:
             if owners := self._owners(fields, row, accepted=False):
                 raise self._misplaced(fields, owners) from None
+            if fields.lacking:  # the same error, with a hint that names no field of the layout
+                self.layout.read(Fields(fields.record, fields.where, declared=self._declared(fields, row)), row)
             raise
         if (unread := fields.unread()) and (owners := self._owners(fields, row, accepted=True)):
             listed = ", ".join(map(repr, unread[:MAX_NAMED])) + (", ..." if len(unread) > MAX_NAMED else "")
             raise self._misplaced(fields, owners, f", which has no field {listed}")
         return record
+
+    def _declared(self, fields: Fields, row: int) -> frozenset[str]:
+        """The fields that the parser reads, also behind a missing one: those are added until it goes on."""
+        record, added = copy.deepcopy(dict(fields.record)), set[str]()
+        while True:
+            attempt = Fields(record, fields.where)
+            if accepts(self.layout, attempt, row) or not (missing := attempt.lacking - added):
+                return frozenset(attempt.accessed)
+            added |= missing
+            for path in missing:
+                _add_text(record, path)
 
     def _misplaced(self, fields: Fields, owners: Sequence[Layout[object]], why: str = "") -> EditingError:
         titles = " or ".join(owner.title for owner in owners)
@@ -115,7 +129,17 @@ class LayoutReader(Generic[RecordT]):
         return owners[min(owners)] if owners else []
 
 
-def accepts(layout: Layout[object], fields: Fields, row: int) -> bool:
+def _add_text(record: dict[str, Any], path: str) -> None:
+    """Put a text at a dotted path, unless that is in a list or another value is in the way."""
+    *steps, last = path.split(".")
+    inner: Any = record
+    for step in steps:
+        inner = inner.setdefault(step, {}) if isinstance(inner, dict) else None
+    if isinstance(inner, dict):
+        inner[last] = "text"
+
+
+def accepts(layout: Layout[Any], fields: Fields, row: int) -> bool:
     """Whether a layout's parser accepts a record, whose accessed fields are recorded."""
     try:
         layout.read(fields, row)

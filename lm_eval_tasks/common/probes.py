@@ -16,7 +16,7 @@ PLACEHOLDER = "placeholder"
 # Key of a document whose prompts are chats already, with the setting that makes them so.
 OWN_CHAT = "own_chat"
 NO_QUESTION, NO_GOLD = "the record has no judged probes", "the question has no gold answer"
-NO_COMPETITOR = FailedAnswer("the question has no competing answer", is_failure=False)
+NO_COMPETITOR = FailedAnswer("the record has no old answer to compare with", is_failure=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.pinned_file import PinnedFile, UrlFile
 from lm_eval_tasks.common.benchmark import Benchmark
-from lm_eval_tasks.common.cases import Case, Question
+from lm_eval_tasks.common.cases import Case, Question, count_missing
 from lm_eval_tasks.common.dataset import Source
 from lm_eval_tasks.common.fields import Fields, source_id
 from lm_eval_tasks.common.population import POPULATION
@@ -44,7 +44,8 @@ class CounterfactCase(Case):
 
 def parse_nested(fields: Fields, row: int) -> CounterfactCase:
     """Check and convert a record of the nested layout."""
-    new, true = fields.text(f"{REWRITE}.target_new.str"), fields.text(f"{REWRITE}.target_true.str")
+    new = fields.text(f"{REWRITE}.target_new.str")
+    true = fields.old_answer(f"{REWRITE}.target_true.str", "neighborhood_prompts")
     relation_id = fields.text(f"{REWRITE}.relation_id")
     request = EditRequest.from_dict(
         {
@@ -62,7 +63,7 @@ def parse_nested(fields: Fields, row: int) -> CounterfactCase:
     return CounterfactCase(
         request=request,
         paraphrases=[Question(prompt, new, true) for prompt in paraphrases if prompt],
-        neighbors=[Question(prompt, true, new) for prompt in neighbors if prompt],
+        neighbors=[Question(prompt, true, new) for prompt in neighbors if prompt and true],
         extras={"source_id": source_id(fields, "case_id", row)},
         relation_id=relation_id,
         target_id=fields.text(f"{REWRITE}.target_new.id"),
@@ -79,8 +80,7 @@ def count_nested(cases: Sequence[CounterfactCase]) -> dict[str, int]:
     """
     edited = {case.request.text for case in cases}
     return {
-        "without_paraphrases": sum(not case.paraphrases for case in cases),
-        "without_neighbors": sum(not case.neighbors for case in cases),
+        **count_missing(cases),
         "without_generation_prompts": sum(not case.generation_prompts for case in cases),
         "blank_prompts": sum(case.blank_prompts for case in cases),
         "paraphrase_prompts": sum(len(case.paraphrases) for case in cases),
@@ -92,36 +92,49 @@ def count_nested(cases: Sequence[CounterfactCase]) -> dict[str, int]:
 
 
 def parse_flat(fields: Fields, row: int) -> Case:
-    """Check and convert a record: an edit, one paraphrase, and one prompt of another fact with the same true object."""
-    new, true = fields.text("target_new"), fields.text("ground_truth")
+    """Check and convert a record: an edit, its paraphrases, and prompts of other facts with their answers.
+
+    This is also the layout of a user's own facts. Needed are the prompt and the new answer; the old one is
+    ``ground_truth``, or ``target_true`` as in an edit request, and the first of several.
+    """
+    new = fields.text("target_new")
+    old = [*fields.one_or_more("ground_truth"), *fields.one_or_more("target_true")]
+    true = old[0] if old else None
     request = EditRequest.from_dict(
         {
             "prompt": fields.text("prompt"),
-            "subject": fields.text("subject"),
+            "subject": fields.text_or_none("subject"),
             "target_new": new,
             "target_true": true,
             "case_id": str(row),
+            "relation_id": fields.text_or_none("relation_id"),
         },
         where=fields.where,
     )
     return Case(
         request=request,
-        paraphrases=[Question(fields.text("rephrase_prompt"), new, true)],
-        neighbors=[Question(fields.text("locality_prompt"), fields.text("locality_ground_truth"), new)],
-        extras={"source_id": source_id(fields, "case_id", row)},
+        paraphrases=[Question(prompt, new, true) for prompt in fields.one_or_more("rephrase_prompt")],
+        neighbors=[
+            Question(prompt, answer, new) for prompt, answer in fields.pairs("locality_prompt", "locality_ground_truth")
+        ],
+        extras={"source_id": source_id(fields, "id" if fields.has("id") else "case_id", row)},
     )
 
 
 def count_flat(cases: Sequence[Case]) -> dict[str, int]:
-    """Counts of odd neighbors and paraphrases, for the results.
+    """Counts of absent parts, and of odd neighbors and paraphrases, for the results.
 
     A neighbor's answer may not be the one that the edited fact had, or an edit of the same file may be meant to change
     it; a paraphrase may repeat the edit prompt.
     """
     edited = {case.request.text for case in cases}
     return {
+        **count_missing(cases),
         "neighbors_with_another_object": sum(
-            case.neighbors[0].wanted != case.request.target_true for case in cases if case.neighbors
+            one.wanted != case.request.target_true
+            for case in cases
+            for one in case.neighbors
+            if case.request.target_true is not None
         ),
         "neighbors_that_are_edits": sum(one.prompt in edited for case in cases for one in case.neighbors),
         "paraphrases_equal_to_prompt": sum(

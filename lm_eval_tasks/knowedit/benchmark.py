@@ -16,7 +16,7 @@ from edit_hooks.request import EditRequest
 from edit_hooks.utils.numbers import shorten
 from edit_hooks.utils.pinned_file import PinnedFile
 from lm_eval_tasks.common.benchmark import Benchmark
-from lm_eval_tasks.common.cases import Question
+from lm_eval_tasks.common.cases import Question, count_missing
 from lm_eval_tasks.common.dataset import Source
 from lm_eval_tasks.common.fields import Fields
 from lm_eval_tasks.common.published import HubFile
@@ -111,9 +111,7 @@ def count_odd(cases: Sequence[KnowEditCase]) -> dict[str, int]:
     return {
         "target_is_true": sum(case.request.target_new in case.extras["answers"] for case in cases),
         "several_true_answers": sum(len(case.extras["answers"]) > 1 for case in cases),
-        "without_true_answer": sum(not case.extras["answers"] for case in cases),
-        "without_rephrased_question": sum(not case.paraphrases for case in cases),
-        "without_unrelated_question": sum(not case.unrelated for case in cases),
+        **count_missing(cases),
         "questions_without_answer": sum(case.unanswered for case in cases),
     } | {f"portability_{kind.lower()}": sum(kind in case.portability for case in cases) for kind in PORTABILITY}
 
@@ -124,9 +122,9 @@ KNOWEDIT = Benchmark(
         title="KnowEdit",
         files=(
             "ZsRE-test-all.json",
-            *("test_cf.json", "train_cf.json", "wiki_counterfact.json"),
-            *("recent_test.json", "recent_train.json", "wiki_recent.json"),
-            *("wikibio-test-all.json", "wikibio-train-all.json", "wikibio.json"),
+            *("test_cf.json", "train_cf.json"),
+            *("recent_test.json", "recent_train.json"),
+            *("wikibio-test-all.json", "wikibio-train-all.json"),
             "knowedit.jsonl",
         ),
         mini=Path(__file__).parent / "data" / "mini_zsre.jsonl",

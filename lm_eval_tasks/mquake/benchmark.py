@@ -52,14 +52,12 @@ def parse(fields: Fields, row: int) -> MultiHopCase:
 
 def _request(item: Fields, row: int) -> EditRequest:
     """One edit, with the objects as ``target_new.str`` (original) or ``target_new_str`` (Remastered)."""
-    new, true = (
-        item.text(f"{name}_str" if item.has(f"{name}_str") else f"{name}.str") for name in ("target_new", "target_true")
-    )
+    new, true = (f"{name}_str" if item.has(f"{name}_str") else f"{name}.str" for name in ("target_new", "target_true"))
     record = {
         "prompt": item.text("prompt"),
         "subject": item.text("subject"),
-        "target_new": new,
-        "target_true": true,
+        "target_new": item.text(new),
+        "target_true": item.text_or_none(true),
         "case_id": str(row),
         "relation_id": item.text("relation_id"),
     }

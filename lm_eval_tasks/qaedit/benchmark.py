@@ -21,7 +21,7 @@ from lm_eval_tasks.qaedit.questions import same_text
 def parse(fields: Fields, row: int) -> Case:
     """Check and convert a record.
 
-    A case is an edit, its rephrased question, and the first of the record's unrelated questions.
+    A case is an edit, its rephrased questions, and the first of the record's unrelated questions.
     """
     target = fields.text("target")
     request = EditRequest.from_dict(
@@ -37,7 +37,7 @@ def parse(fields: Fields, row: int) -> Case:
     category = fields.optional(CATEGORY)
     return Case(
         request=request,
-        paraphrases=[Question(fields.text("rephrase"), target)],
+        paraphrases=[Question(prompt, target) for prompt in fields.one_or_more("rephrase", required=True)],
         neighbors=[Question(locality.text("loc"), locality.text("loc_ans"))],
         extras={
             "source_id": source_id(fields, "id", row),

@@ -43,8 +43,8 @@ def parse_alt(fields: Fields, row: int) -> Case:
     Raises:
         LeftOut: the counterfactual answer is empty.
     """
-    answers = _true_answers(fields)
-    return _case(fields, row, target=counterfactual_answer(fields), true=answers[0], mark="")
+    answers = _texts(fields, "answers")
+    return _case(fields, row, target=counterfactual_answer(fields), true=answers[0] if answers else None, mark="")
 
 
 def counterfactual_answer(fields: Fields) -> str:
@@ -90,10 +90,10 @@ def _case(fields: Fields, row: int, *, target: str, true: str | None, mark: str)
     fields.optional("cond")
     return Case(
         request=request,
-        paraphrases=[Question(fields.text("rephrase"), target, true)],
+        paraphrases=[Question(prompt, target, true) for prompt in fields.one_or_more("rephrase", required=True)],
         neighbors=[Question(unrelated + mark, fields.text("loc_ans"))],
         extras={
-            "answers": _true_answers(fields),
+            "answers": _texts(fields, "answers"),
             "alt": fields.text_or_empty("alt"),
             "pred": fields.text_or_empty("pred"),
         },
@@ -101,16 +101,21 @@ def _case(fields: Fields, row: int, *, target: str, true: str | None, mark: str)
 
 
 def _true_answers(fields: Fields) -> list[str]:
-    answers = fields.texts("answers")
-    if not answers or not answers[0]:
+    answers = _texts(fields, "answers")
+    if not answers:
         raise EditingError(f"{fields.where}: field 'answers' has no first answer, the true one; add it.")
     return answers
+
+
+def _texts(fields: Fields, name: str) -> list[str]:
+    return [text for text in fields.texts(name) if text]
 
 
 def count_odd(cases: Sequence[Case]) -> dict[str, int]:
     """Counts of cases whose answers coincide, and of those with several true answers."""
     extras = [case.extras for case in cases]
     return {
+        "without_old_answer": sum(not case["answers"] for case in extras),
         "pred_is_true": sum(case["pred"] in case["answers"] for case in extras),
         "alt_is_true": sum(case["alt"] in case["answers"] for case in extras),
         "alt_is_pred": sum(case["alt"] == case["pred"] for case in extras),

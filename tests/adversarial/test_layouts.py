@@ -84,6 +84,28 @@ def test_notes_of_the_user_and_damage_do_not_make_a_record_foreign(tmp_path: Pat
         assert "record of" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("missing", "present", "hint"),
+    [
+        ("ground_truth", "locality_ground_truth", ""),  # both belong to the layout, and the second one is read later
+        ("locality_ground_truth", "ground_truth", ""),  # likewise, and read before
+        ("ground_truth", "ground_trut", " Did you mean 'ground_trut'?"),
+        ("outer.target", "target_text", ""),  # not in the object that lacks it
+        ("outer.target", "outer.targets", " Did you mean 'targets'?"),
+        ("outer.target", "outer.target_too", ""),
+    ],
+)
+def test_no_hint_for_a_missing_field_names_one_that_the_layout_reads(missing: str, present: str, hint: str) -> None:
+    fields = ("ground_truth", "locality_ground_truth", "target_text", "outer.target", "outer.target_too")
+    record: dict[str, Any] = {"outer": {}}
+    for path in {*fields, present} - {missing}:
+        outer, _, name = path.rpartition(".")
+        (record[outer] if outer else record)[name] = "x"
+    with pytest.raises(EditingError) as caught:
+        read(record, layout("own", *fields))
+    assert str(caught.value) == f"place: field {missing!r} is missing.{hint} Add it, or check that the file fits."
+
+
 # ------------------------------------------------------------------ the rule, on layouts of two or three fields
 
 

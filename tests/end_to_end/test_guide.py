@@ -94,6 +94,19 @@ def test_facts_are_put_into_a_model(folder, tmp_path, monkeypatch, capsys):
     assert "es_prob" in table and "reliability_wild_em" in table and "2 made, 0 failed" in table
 
 
+def test_own_facts_are_checked_edited_and_evaluated(folder, tmp_path, monkeypatch, capsys):
+    smallest, event, several = blocks("Your own facts", "json")
+    (folder / "facts.jsonl").write_text(smallest + event + several, encoding="utf-8")
+    model = str(save_tiny(tmp_path, "llama"))
+    for words in commands("Your own facts"):
+        execute(words, model, folder, monkeypatch)
+    printed = capsys.readouterr().out
+    assert "3 good, 0 bad" in printed and "3 edits written to edits, 0 failed" in printed
+    table = printed.split("counterfact_flat_es", 1)[1]
+    assert "2 of 3 cases unscored: the record has no old answer to compare with (2)" in table
+    assert "1 of 3 cases unscored: the record has no rephrased questions (1)" in table
+
+
 def test_an_own_editor_is_checked_evaluated_and_compared(folder, tmp_path, monkeypatch, capsys):
     model = str(save_tiny(tmp_path, "llama"))
     for words in commands("Try an editor of your own"):

@@ -49,9 +49,7 @@ def test_neighbors_that_another_row_edits_and_paraphrases_without_a_change_are_c
     assert (source["neighbors_that_are_edits"], source["paraphrases_equal_to_prompt"]) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    "field", ["prompt", "subject", "target_new", "ground_truth", "rephrase_prompt", "locality_prompt"]
-)
+@pytest.mark.parametrize("field", ["prompt", "target_new", "locality_prompt", "locality_ground_truth"])
 def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
     path = write_jsonl(tmp_path / FILE, [with_field(invented_records(FILE)[0], field, None)])
     with pytest.raises(EditingError, match=field):
@@ -101,6 +99,17 @@ def test_neighbors_that_are_edits_are_counted(tmp_path: Path) -> None:
     first["neighborhood_prompts"] = [edited, *first["neighborhood_prompts"], edited]
     loaded = COUNTERFACT.load({"data": str(write_jsonl(tmp_path / NESTED, [first, second, *others]))})
     assert loaded.source["neighbors_that_are_edits"] == 2
+
+
+@pytest.mark.parametrize("answer", [None, "", " ", "absent"])
+def test_a_nested_record_of_a_new_event_has_no_old_answer_and_no_neighbors(tmp_path: Path, answer: str | None) -> None:
+    record = with_field(invented_records(NESTED)[0], "neighborhood_prompts", None)
+    record["requested_rewrite"]["target_true"] = {"str": answer} if answer != "absent" else None
+    loaded = COUNTERFACT.load({"data": str(write_jsonl(tmp_path / NESTED, [record]))})
+    assert loaded.records[0].request.target_true is None and loaded.source["without_old_answer"] == 1
+    record["requested_rewrite"]["target_true"] = "Norvania"
+    with pytest.raises(EditingError, match=r"field 'requested_rewrite.target_true' is 'Norvania' \(str\); an object"):
+        COUNTERFACT.load({"data": str(write_jsonl(tmp_path / NESTED, [record]))})
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_a_part_with_an_old_answer_and_no_rephrased_question(tmp_path: Path) -> 
     assert case.request.target_true == "Tarnish" and case.paraphrases == []
     assert case.portability == {"Reasoning": [("Orsa Lind's parents spoke", "Ullish", None)]}
     assert case.unrelated == {} and case.neighbors == []
-    counts = ("without_true_answer", "without_rephrased_question", "without_unrelated_question")
+    counts = ("without_old_answer", "without_paraphrases", "without_neighbors")
     assert [loaded.source[name] for name in counts] == [0, 1, 1]
     assert loaded.source["questions_without_answer"] == 1 and "unknown_fields" not in loaded.source
 
@@ -108,7 +108,7 @@ def test_new_events_have_no_old_answer_and_gold_answers_are_objects_with_aliases
 ) -> None:
     loaded = load(tmp_path, RECENT | absent)
     (case,) = loaded.records
-    assert case.request.target_true is None and loaded.source["without_true_answer"] == 1
+    assert case.request.target_true is None and loaded.source["without_old_answer"] == 1
     assert case.unrelated == {"Relation_Specificity": [("A prize of Orsa Lind is the", "Golden Reed", None)]}
     assert loaded.source["questions_without_answer"] == 1 and case.portability == {}
     assert "unknown_fields" not in loaded.source
@@ -157,6 +157,6 @@ def test_published_records() -> None:
 )
 def test_published_records_of_the_other_parts(name: str, without_true: int, without_unrelated: int) -> None:
     source = KNOWEDIT.load({"data": str(published_data() / "knowedit" / f"{name}_first40.json")}).source
-    assert (source["records"], source["without_true_answer"]) == (40, without_true)
-    assert (source["without_unrelated_question"], source["without_rephrased_question"]) == (without_unrelated, 40)
+    assert (source["records"], source["without_old_answer"]) == (40, without_true)
+    assert (source["without_neighbors"], source["without_paraphrases"]) == (without_unrelated, 40)
     assert source["questions_without_answer"] == 0 and "unknown_fields" not in source

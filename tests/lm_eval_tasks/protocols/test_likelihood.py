@@ -62,7 +62,7 @@ def test_a_question_without_a_competitor_has_no_comparison_but_a_match() -> None
     assert doc["probes"][0]["targets"] == ["Karsk"]
     measures = likelihood.score_efficacy(doc, CaseAnswers(doc, [scored(-1.0, [0])]))
     assert evaluate(measures["es_match"]).value == 1.0
-    assert evaluate(measures["es_prob"]) == Score(reason="the question has no competing answer")
+    assert evaluate(measures["es_prob"]) == Score(reason="the record has no old answer to compare with")
 
 
 def test_the_edit_score_of_a_case_has_one_component_per_factor() -> None:

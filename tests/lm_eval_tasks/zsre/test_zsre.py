@@ -62,7 +62,6 @@ def test_coinciding_answers_are_kept_and_counted() -> None:
         ("subject", "Nobody", "'Nobody' does not occur in prompt"),
         ("alt", None, "'alt' is missing"),
         ("alt", 3, "'alt' is 3"),
-        ("answers", [], "'answers' has no first answer"),
         ("answers", "Tarnish", "a list of texts is needed"),
         ("loc", "when did the canal open", "does not begin with 'nq question: '"),
         ("loc_ans", "", "'loc_ans' is empty"),
@@ -76,6 +75,18 @@ def test_schema_errors_name_file_record_and_field(tmp_path: Path, path: str, val
     with pytest.raises(EditingError) as caught:
         ZSRE.load({"data": str(file)})
     assert "z.json, record 1" in str(caught.value) and problem in str(caught.value)
+
+
+def test_the_true_answer_is_needed_only_where_it_is_the_target(tmp_path: Path) -> None:
+    records = json.loads(Path(INVENTED["data"]).read_text("utf-8"))[:1]
+    file = tmp_path / "z.json"
+    for answers in ([], [""], None):
+        file.write_text(json.dumps([records[0] | {"answers": answers, "rephrase": ["Who, then?", "Who?"]}]), "utf-8")
+        (case,) = ZSRE.load({"data": str(file)}).records
+        assert case.request.target_true is None
+        assert [question.prompt for question in case.paraphrases] == ["Who, then?", "Who?"]
+        with pytest.raises(EditingError, match=r"not of ZsRE \(MEMIT\)\. Use the tasks of zsre_syn"):
+            ZSRE_MEMIT.load({"data": str(file)})
 
 
 @pytest.mark.parametrize(
