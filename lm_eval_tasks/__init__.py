@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edit_hooks.utils.public_names import lazy_names
 
 if TYPE_CHECKING:
-    from lm_eval_tasks.common.benchmark import Benchmark, all_benchmarks
+    from lm_eval_tasks.common.benchmark import Benchmark, all_benchmarks, load_edit_requests
     from lm_eval_tasks.common.cases import Case, LeftOut, Question
     from lm_eval_tasks.common.dataset import Source
     from lm_eval_tasks.common.fields import Fields, source_id
@@ -35,6 +35,7 @@ _HOMES = {
     "Source": "common.dataset",
     "all_benchmarks": "common.benchmark",
     "choice_setting": "common.settings",
+    "load_edit_requests": "common.benchmark",
     "source_id": "common.fields",
 }
 
@@ -53,6 +54,7 @@ __all__ = [
     "Source",
     "all_benchmarks",
     "choice_setting",
+    "load_edit_requests",
     "source_id",
 ]
 

@@ -32,7 +32,7 @@ from lm_eval_tasks.common.settings import (
     check_settings,
     set_setting,
 )
-from lm_eval_tasks.folder import TASKS_DIR
+from lm_eval_tasks.folder import TASKS_DIR, package_path
 
 logger = get_logger("lm_eval.editing_tasks")
 
@@ -237,7 +237,7 @@ def benchmarks_of_record(record: Mapping[str, Any]) -> list[str]:
 
 def _builtin_paths() -> Iterator[str]:
     """``module:BENCHMARKS`` of every folder that has a module ``benchmark``."""
-    for folder in pkgutil.iter_modules([str(TASKS_DIR)]):
+    for folder in pkgutil.iter_modules(package_path()):
         module = f"{TASKS_DIR.name}.{folder.name}.benchmark"
         if folder.ispkg and module != __name__ and importlib.util.find_spec(module):
             yield f"{module}:BENCHMARKS"
