@@ -187,11 +187,14 @@ def _compare_with_unedited(evaluator: "ModuleType") -> None:
         from lm_eval_tasks.common.rank_prompts import prompts_of_one_process
 
         with prompts_of_one_process(lm, tasks):
+            from lm_eval_tasks.common.broken_answers import without_broken_answers
+
+            answered = without_broken_answers(original)
             if not getattr(lm, "compares_unedited", False):
-                return original(*args, **kwargs)
+                return answered(*args, **kwargs)
             from lm_eval_tasks.common.unedited_columns import evaluate_both
 
-            return evaluate_both(original, *args, **kwargs)
+            return evaluate_both(answered, *args, **kwargs)
 
     vars(evaluate)["_lm_eval_editing"] = True
     vars(evaluator)["evaluate"] = evaluate

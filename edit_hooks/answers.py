@@ -20,7 +20,8 @@ from edit_hooks.utils.errors import EditingError
 FORMAT = "lm-eval-editing/answer/1"
 NOT_FINITE = ("nan", "inf", "-inf")  # texts of numbers that JSON lacks
 
-StopReason = Literal["eos", "stop_string", "length"]
+# not_finite: the largest logit of the next token was NaN or infinite, so there is no answer.
+StopReason = Literal["eos", "stop_string", "length", "not_finite"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,17 @@ class LoglikelihoodPair(tuple[float, bool]):
         return (*self, self.num_tokens)
 
 
+class BrokenText(str):
+    """lm-eval's answer to a `generate_until` request of an ordinary task, if some of its logits were not finite."""
+
+
+def is_broken(answer: object) -> bool:
+    """Whether the logits behind an answer to an ordinary task, as lm-eval's classes return it, were not finite."""
+    if isinstance(answer, (tuple, list)):
+        return bool(answer) and is_broken(answer[0])
+    return isinstance(answer, BrokenText) or (isinstance(answer, float) and math.isnan(answer))
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScoredContinuation:
     """Log-likelihood of a continuation under teacher forcing.
@@ -96,6 +108,11 @@ class ScoredContinuation:
     @property
     def num_tokens(self) -> int | None:
         return None if self.token_ids is None else len(self.token_ids)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the logits had a distribution; a target of probability 0 (-inf) is an answer."""
+        return not math.isnan(self.logprob)
 
     def __str__(self) -> str:
         return f"logprob={self.logprob:.6g} tokens={self.num_tokens} greedy={self.is_greedy}"
@@ -130,6 +147,11 @@ class GeneratedText:
     def text(self) -> str:
         """The text up to its natural stop."""
         return truncate(self.raw, self.stops)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the logits of every token had a distribution; otherwise :attr:`raw` ends where they had none."""
+        return self.stop != "not_finite"
 
     def until(self, stops: Iterable[str]) -> GeneratedText:
         """Return the same generation, and the unedited one, cut at other stop strings."""

@@ -25,7 +25,7 @@ from edit_hooks.modeling.forward_pass import forward_pass_of
 from edit_hooks.modeling.generation_settings import generation_settings
 from edit_hooks.modeling.kv_cache import CACHE, right_aligned, right_padded, select_rows
 from edit_hooks.modeling.length_dependence import length_rules
-from edit_hooks.modeling.vocab_loss import WHOLE_VOCAB, greedy_tokens
+from edit_hooks.modeling.vocab_loss import NO_TOKEN, WHOLE_VOCAB, greedy_tokens
 from edit_hooks.utils.progress import Finished, Progress, ignore_finished
 
 
@@ -170,9 +170,14 @@ class _DecodingLoop:
         return [self._answer(index) for index in range(len(self.items))]
 
     def _next_tokens(self, running: Sequence[int], states_RD: torch.Tensor) -> list[int]:
-        """The next token of every running item: the most likely one (under the checkpoint's rules), or a draw."""
+        """The next token of every running item: the most likely one (under the checkpoint's rules), or a draw.
+
+        ``NO_TOKEN`` without finite logits, whatever the rules would make of them.
+        """
         tokens = greedy_tokens(self.head, states_RD).tolist()
         for row, index in enumerate(running):
+            if tokens[row] == NO_TOKEN:
+                continue
             if draw := self.draws.get(index):
                 tokens[row] = draw.token(self.head.logits(states_RD[row : row + 1], WHOLE_VOCAB)[0])
             elif rules := self.rules.get(index):
@@ -183,6 +188,9 @@ class _DecodingLoop:
     def _append(self, index: int, token: int) -> bool:
         """Append a token to an item; return whether the item has stopped."""
         item, tokens = self.items[index], self.new_tokens[index]
+        if token == NO_TOKEN:
+            self.stop[index] = "not_finite"
+            return True
         tokens.append(token)
         if token in self.end_tokens and not item.ignore_end:
             self.stop[index] = "eos"

@@ -26,10 +26,11 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference.checkpoint_rules import rules_off
 from edit_hooks.inference.decoding import end_token_ids, generated_text, has_full_length, is_stopped
 from edit_hooks.inference.drawing import TokenDraw
+from edit_hooks.inference.finite_logits import LogitWatch
 from edit_hooks.inference.items import GenerateItem, ScoreItem
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.grad_mode import gradients
-from edit_hooks.modeling.hooks import frozen
+from edit_hooks.modeling.hooks import frozen, hooks
 from edit_hooks.modeling.length_dependence import forget_lengths
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.utils.progress import Finished, Progress, ignore_finished
@@ -80,12 +81,12 @@ def generate_reference(
 
 
 class _StopOnText(StoppingCriteria):
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, item: GenerateItem) -> None:
-        self.tokenizer, self.item = tokenizer, item
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, item: GenerateItem, watch: LogitWatch) -> None:
+        self.tokenizer, self.item, self.watch = tokenizer, item, watch
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: object) -> torch.Tensor:
         new_tokens = input_ids[0, len(self.item.context) :].tolist()
-        ended = is_stopped(self.tokenizer, new_tokens, self.item)
+        ended = not self.watch.is_finite or is_stopped(self.tokenizer, new_tokens, self.item)
         ended = ended or has_full_length(self.tokenizer, new_tokens, self.item)
         return torch.tensor([ended], device=input_ids.device)
 
@@ -123,19 +124,23 @@ def _generate_one(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, it
     processors: list[LogitsProcessor] = [] if item.sampling is None else [_Draw(TokenDraw(item))]
     forced = _Forced(item) if item.forced else None
     processors += [] if forced is None else [forced]
-    output = model.generate(
-        input_ids=prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=item.most_tokens,
-        do_sample=False,
-        num_beams=1,
-        eos_token_id=sorted(ends) or None,
-        pad_token_id=min(ends, default=0),
-        stopping_criteria=StoppingCriteriaList([_StopOnText(tokenizer, item)]),
-        logits_processor=LogitsProcessorList(processors),
-        **rules_off(item),
-    )
+    watch = LogitWatch(model)
+    with hooks(watch.registration):
+        output = model.generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=item.most_tokens,
+            do_sample=False,
+            num_beams=1,
+            eos_token_id=sorted(ends) or None,
+            pad_token_id=min(ends, default=0),
+            stopping_criteria=StoppingCriteriaList([_StopOnText(tokenizer, item, watch)]),
+            logits_processor=LogitsProcessorList(processors),
+            **rules_off(item),
+        )
     tokens = output[0, prompt.shape[1] :].tolist() if forced is None else forced.most_likely
+    if not watch.is_finite:  # the last token is of these logits
+        return generated_text(tokenizer, tokens[:-1], item, "not_finite")
     stop: StopReason = "stop_string" if is_stopped(tokenizer, tokens, item) else "length"
     if tokens and tokens[-1] in ends:
         stop = "eos"

@@ -59,7 +59,7 @@ from edit_hooks.lm.sessions import (
     UneditedSession,
     answer_distinct,
 )
-from edit_hooks.lm.stock_texts import stock_items, stock_text
+from edit_hooks.lm.stock_texts import stock_items, stock_text, watched_texts
 from edit_hooks.lm.stream import EditStream, Guard
 from edit_hooks.lm.unedited_stock import UneditedStock, counted_pairs
 from edit_hooks.lm.unusable import warn_of_unusable
@@ -292,7 +292,9 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             compute = functools.partial(stock, requests, disable_tqdm=disable_tqdm)
             return self._unedited_stock.answers(requests, compute, self._store, self._answering_parts, self.device.type)
         with self._stock_tasks():
-            return stock(requests, disable_tqdm=disable_tqdm)
+            answers = stock(requests, disable_tqdm=disable_tqdm)
+        self._ordinary.warn_of_broken(answers)
+        return answers
 
     @property
     def _stays_outside_weights(self) -> bool:
@@ -331,7 +333,12 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     def _stock_generate(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """As in the parent class; under hook and context edits in this package's decoder, by the same rules."""
         if self._stock_edit is None:
-            return super().generate_until(requests, disable_tqdm=disable_tqdm)
+            stock = super().generate_until
+
+            def generate(some: list[Instance]) -> list[str]:
+                return stock(some, disable_tqdm=disable_tqdm or len(some) < len(requests))
+
+            return watched_texts(unwrapped(self.model), requests, generate)
         items = stock_items(self.items, requests, unwrapped(self.model))
         answers = self._generate([(item, self._stock_edit) for item in items])
         warn_of_shortened(answers, self.room, self.rank)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from edit_hooks.answers import is_broken
 from edit_hooks.lm.options import EditingOptions
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
@@ -54,6 +55,16 @@ class OrdinaryTasks:
                 _listed(found),
             )
         self._has_warned |= bool(found)
+
+    def warn_of_broken(self, answers: Sequence[object]) -> None:
+        """Log how many answers to ordinary tasks are none, because the model's logits were not finite."""
+        if broken := sum(map(is_broken, answers)):
+            log.warning(
+                "%d of %d answers to tasks without edits are none: the edited model's logits are not finite (NaN or "
+                "infinity). Documents with such an answer are unscored.",
+                broken,
+                len(answers),
+            )
 
 
 def refuse_in_groups(options: EditingOptions, names: Sequence[str]) -> None:

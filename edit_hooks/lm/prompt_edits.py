@@ -140,7 +140,10 @@ class PromptEdits:
                 if self._builder.is_cut_past(prompt, built.num_cut, len(DEMONSTRATIONS)):
                     without_fact.add(number)
             for number, text in zip(ongoing, generate_jobs(prepared), strict=True):
-                dialogues[number].advance(text.text)
+                if text.is_finite:
+                    dialogues[number].advance(text.text)
+                else:
+                    dialogues[number].ongoing = False
                 last[number] = text
         return [
             dataclasses.replace(

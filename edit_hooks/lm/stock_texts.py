@@ -7,18 +7,21 @@ the generation inside it as well, and it is removed from the text afterwards.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lm_eval.api.instance import Instance
 from lm_eval.models.utils import postprocess_generated_text
 from torch import nn
 
-from edit_hooks.answers import GeneratedText
+from edit_hooks.answers import BrokenText, GeneratedText
+from edit_hooks.inference.finite_logits import LogitsBrokenError, LogitWatch
 from edit_hooks.inference.items import GenerateItem
 from edit_hooks.lm.harness import LateLoadingHFLM
 from edit_hooks.lm.item_builder import ItemBuilder
 from edit_hooks.modeling.generation_settings import generation_settings
+from edit_hooks.modeling.hooks import hooks
 
 
 def stock_items(builder: ItemBuilder, requests: Sequence[Instance], model: nn.Module) -> list[GenerateItem]:
@@ -37,4 +40,35 @@ def stock_text(lm: LateLoadingHFLM, item: GenerateItem, answer: GeneratedText) -
             text = lm.tok_decode(ids[len(ids) - ids[::-1].index(end) :])
         text = text.lstrip()
         end = None
-    return str(postprocess_generated_text(text, list(item.stops), end))
+    text = str(postprocess_generated_text(text, list(item.stops), end))
+    return text if answer.is_finite else BrokenText(text)
+
+
+def watched_texts(
+    model: nn.Module, requests: Sequence[Instance], generate: Callable[[list[Instance]], list[str]]
+) -> list[str]:
+    """The answers of lm-eval's class to generation requests; :class:`BrokenText` where logits were not finite.
+
+    Its batches do not tell which row was broken, so if one was, every request is asked again by itself, as far as its
+    first broken logits.
+
+    Args:
+        model: the unwrapped model.
+        generate: asks the class.
+    """
+    watch = LogitWatch(model)
+    with hooks(watch.registration):
+        texts = generate(list(requests))
+    if watch.is_finite:
+        return texts
+    return [
+        BrokenText(text) if _breaks(model, request, generate) else text
+        for request, text in zip(requests, texts, strict=True)
+    ]
+
+
+def _breaks(model: nn.Module, request: Instance, generate: Callable[[list[Instance]], list[str]]) -> bool:
+    with contextlib.suppress(LogitsBrokenError), hooks(LogitWatch(model, ends_pass=True).registration):
+        generate([request])
+        return False
+    return True

@@ -233,11 +233,14 @@ class EditStream:
 
         with measured(self.model) as cost:
             delta, unusable = edit_usable(write, group, edits_made=bool(history))
+        try:
+            delta.check_finite()
+        except EditingError as error:  # the model stays as it is, and so do the edits before this step
+            delta, unusable = Delta(), unusable | {one.key: str(error) for one in group if one.key not in unusable}
         if unusable:
             delta.meta["unusable"] = unusable
             warn_of_unusable("edits of a step", unusable, len(group))
         delta.diagnostics |= cost.diagnostics()
-        delta.check_finite()
         applied.add(delta)
         return delta
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from lm_eval.api.instance import Instance
 
-from edit_hooks.answers import LoglikelihoodPair
+from edit_hooks.answers import LoglikelihoodPair, is_broken
 from edit_hooks.lm.versions import installed_versions
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.hashing import code_fingerprint, key_of
@@ -93,7 +93,8 @@ class UneditedStock:
         stored = store.load_json(KIND, description)
         if stored is None:
             answers = compute()
-            store.save_json(KIND, description, [_to_json(answer) for answer in answers])
+            if not any(map(is_broken, answers)):  # of a model that can hardly be used; their kind is not in JSON
+                store.save_json(KIND, description, [_to_json(answer) for answer in answers])
             return answers
         return [LoglikelihoodPair(*answer) if isinstance(answer, list) else answer for answer in stored]
 

@@ -21,6 +21,7 @@ from edit_hooks.modeling.lm_head import WHOLE_VOCAB, LMHead, VocabVJP, default_m
 from edit_hooks.modeling.tensors import at_least_float32
 
 MAX_STATES = 512  # scored in one pass over the vocabulary
+NO_TOKEN = -1  # after a state whose largest logit is not finite
 
 
 @dataclass
@@ -92,10 +93,14 @@ def log_likelihoods(head: LMHead, states_ND: torch.Tensor, token_N: torch.Tensor
 
 @torch.no_grad()
 def greedy_tokens(head: LMHead, states_ND: torch.Tensor) -> torch.Tensor:
-    """The most likely token after every state, [N]; of equal ones the first."""
+    """The most likely token after every state, [N]; of equal ones the first.
+
+    :data:`NO_TOKEN` where the largest logit is not finite: NaN or infinity anywhere, or no token with a probability.
+    """
     slices = head.slices(len(states_ND), default_max_logits(states_ND.device))
     tops = (TopToken.of(head.logits(states_ND, tokens), tokens) for tokens in slices)
-    return functools.reduce(TopToken.merge, tops).token_N
+    top = functools.reduce(TopToken.merge, tops)
+    return torch.where(top.max_logit_N.isfinite(), top.token_N, NO_TOKEN)
 
 
 @torch.no_grad()

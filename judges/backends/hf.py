@@ -100,7 +100,8 @@ class HFBackend:
                     batch = order[start : start + size]
                     for index, reply in zip(batch, self._reply([prompts[index] for index in batch]), strict=True):
                         replies[index] = reply
-                        on_reply(index, reply)
+                        if isinstance(reply, Reply):
+                            on_reply(index, reply)
                     bar.update(len(batch))
             return BackendResult([replies[index] for index in range(len(prompts))], len(order))
         finally:
@@ -188,12 +189,18 @@ class HFBackend:
             if token.special and token.content not in kept and not is_marker(token.content)
         }
 
-    def _reply(self, prompts: list[str]) -> list[Reply]:
-        """Reply to one batch; halve it if it does not fit into memory."""
+    def _reply(self, prompts: list[str]) -> list[Outcome]:
+        """Reply to one batch; halve it if it does not fit into memory, or if one of its prompts has no reply."""
         import torch
 
         try:
-            return self._generate(prompts)
+            replies = self._generate(prompts)
+            if replies is not None:
+                return replies
+            if len(prompts) == 1:
+                return [
+                    Fault(f"the logits of the {self.role.name} are not finite (NaN or infinity); use another dtype")
+                ]
         except torch.OutOfMemoryError:
             if len(prompts) == 1:
                 raise EditingError(
@@ -204,8 +211,10 @@ class HFBackend:
         half = len(prompts) // 2
         return [*self._reply(prompts[:half]), *self._reply(prompts[half:])]
 
-    def _generate(self, prompts: list[str]) -> list[Reply]:
+    def _generate(self, prompts: list[str]) -> list[Outcome] | None:
+        """Replies to one batch; ``None`` if a prompt of it has logits that are not finite."""
         import torch
+        from transformers import LogitsProcessorList
 
         assert self._model is not None and self._tokenizer is not None
         tokenizer, device = self._tokenizer, self._model.device
@@ -216,6 +225,7 @@ class HFBackend:
         ids_BT = torch.tensor([[pad] * (longest - len(row)) + row for row in rows], device=device)
         mask_BT = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)
         max_tokens = self._max_tokens
+        watch = _FiniteScores()
         with torch.inference_mode():
             out_BT = self._model.generate(
                 input_ids=ids_BT,
@@ -226,7 +236,10 @@ class HFBackend:
                 top_p=None,
                 top_k=None,
                 pad_token_id=pad,
+                logits_processor=LogitsProcessorList([watch]),
             )
+        if not watch.are_finite:
+            return None
         return [
             self._decode(out_T[longest:].tolist(), text, len(row), max_tokens)
             for text, row, out_T in zip(prompts, rows, out_BT, strict=True)
@@ -243,6 +256,22 @@ class HFBackend:
         reply_tokens = len(ids) if length is None else length + 1
         finish = "length" if length is None and reply_tokens >= max_tokens else "stop"
         return Reply(text, finish, prompt_tokens, reply_tokens)
+
+
+class _FiniteScores:
+    """A logits processor that changes nothing and records whether the largest score of every row was finite."""
+
+    def __init__(self) -> None:
+        self._broken: torch.Tensor | None = None  # on the device: read once, not at every step
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        broken = ~scores.amax(-1).isfinite().all()
+        self._broken = broken if self._broken is None else self._broken | broken
+        return scores
+
+    @property
+    def are_finite(self) -> bool:
+        return self._broken is None or not bool(self._broken)
 
 
 def shares_weights(first: torch.nn.Module, second: torch.nn.Module) -> bool:

@@ -13,7 +13,7 @@ from lm_edit.results.runs import Paths, ResultFile
 from lm_edit.results.samples import FINAL_STAGE, answers_by_stage, read_saved_response, saved_stops
 from lm_edit.results.tables import CurrentResults
 from lm_edit.results.task_facts import TaskFacts
-from lm_eval_tasks.common.answers import Answer, read_answer
+from lm_eval_tasks.common.answers import NOT_FINITE, Answer, read_answer
 from lm_eval_tasks.common.columns import SUMMARIES, read_columns
 from lm_eval_tasks.common.probes import case_requests
 
@@ -25,7 +25,7 @@ class SavedResponse:
     """One answer of a model, as far as it was saved.
 
     Attributes:
-        text: generated text up to its natural stop; ``None`` for a scored continuation.
+        text: generated text up to its natural stop; ``None`` for a scored continuation, and without an answer.
         raw: generated text with what follows the stop.
         thought: text of the thought before the answer.
         logprob: log-probability of the continuation in nats. num_tokens: its number of tokens.
@@ -258,15 +258,18 @@ def _stock_answer(saved: object, is_scored: bool, stops: Sequence[str]) -> Answe
 
 
 def _response(answer: Answer) -> SavedResponse:
+    if isinstance(answer, GeneratedText) and not answer.is_finite:
+        return SavedResponse(raw=answer.raw, thought=answer.thought, failure=NOT_FINITE)
     if isinstance(answer, GeneratedText):
         return SavedResponse(text=answer.text, raw=answer.raw, thought=answer.thought)
     if isinstance(answer, ScoredContinuation):
         logprob = answer.logprob if math.isfinite(answer.logprob) else None
+        failure = None if logprob is not None else f"log-probability is {answer.logprob}"
         return SavedResponse(
             logprob=logprob,
             num_tokens=answer.num_tokens,
             is_greedy=answer.is_greedy,
-            failure=None if logprob is not None else f"log-probability is {answer.logprob}",
+            failure=failure if answer.is_finite else NOT_FINITE,
         )
     if isinstance(answer, StateSimilarity):
         return SavedResponse(cosine=answer.cosine)

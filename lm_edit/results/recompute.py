@@ -59,7 +59,9 @@ def _wrong(column: Column, about: TaskFacts, samples: Samples) -> Iterator[str]:
     if is_editing_task(about.config):
         wanted = _of_editing_task(column, about, samples)
     elif is_rate and about.metrics.get(column.metric, {}).get("aggregation", "mean") == "mean":
-        wanted = {"": _value(column, samples, _mean)}
+        wanted = {"": _value(column, samples, mean_scored, paired=True)}
+        if "n" in column.companions and column.stage not in COMPARED:  # documents without an answer are not scored
+            wanted["n"] = sum(sample[column.name] is not None for sample in samples)
     else:
         return
     if is_rate and not column.stage:
@@ -98,18 +100,21 @@ def _of_editing_task(column: Column, about: TaskFacts, samples: Samples) -> dict
     return wanted
 
 
-def _value(column: Column, samples: Samples, aggregate: Callable[[Sequence[Any]], Any]) -> Any:
-    """The aggregate of a column; with ``compare_unedited``, that of the unedited model, or the difference from it."""
+def _value(column: Column, samples: Samples, aggregate: Callable[[Sequence[Any]], Any], *, paired: bool = False) -> Any:
+    """The aggregate of a column; with ``compare_unedited``, that of the unedited model, or the difference from it.
+
+    Args:
+        paired: the difference is over the documents that both models answered.
+    """
     if column.stage not in COMPARED:
         return aggregate([sample[column.name] for sample in samples])
-    unedited = aggregate([sample["unedited"][column.metric] for sample in samples])
+    unedited = [sample["unedited"][column.metric] for sample in samples]
     if column.stage == UNEDITED:
-        return unedited
-    return aggregate([sample[column.metric] for sample in samples]) - unedited
-
-
-def _mean(values: Sequence[Any]) -> float:
-    return math.fsum(map(float, values)) / len(values)
+        return aggregate(unedited)
+    pairs = [(sample[column.metric], before) for sample, before in zip(samples, unedited, strict=True)]
+    if paired:
+        pairs = [pair for pair in pairs if None not in pair]
+    return aggregate([after for after, _ in pairs]) - aggregate([before for _, before in pairs])
 
 
 def _agree(saved: object, computed: object) -> bool:

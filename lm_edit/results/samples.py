@@ -13,7 +13,7 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import parse_json, read_rows
 from judges.base import Item
 from lm_edit.results.sample_files import SampleFile, current_sample_files
-from lm_eval_tasks.common.answers import UNFINISHED, Answer, read_answer, unedited_answer
+from lm_eval_tasks.common.answers import Answer, read_answer, unedited_answer, why_no_answer
 from lm_eval_tasks.common.cases import NEIGHBORHOOD
 from lm_eval_tasks.common.generation import stop_strings
 from lm_eval_tasks.common.population import PRE_EDIT
@@ -163,7 +163,7 @@ def answers_by_stage(
 
 def _failure(answer: Answer) -> str | None:
     if isinstance(answer, GeneratedText):
-        return UNFINISHED if answer.unfinished else None
+        return why_no_answer(answer)
     return answer.reason if isinstance(answer, FailedAnswer) else f"the answer is a {type(answer).__name__}"
 
 

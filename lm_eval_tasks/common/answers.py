@@ -28,6 +28,11 @@ UNFINISHED = (
     "(max_thought_tokens=... in --model_args), or drop think_end_token for a model that does not think"
 )
 
+NOT_FINITE = (
+    "the logits are not finite (NaN or infinity), so there is no answer: an edit broke the model, or its precision "
+    "overflows (try smaller steps, or dtype=float32)"
+)
+
 FACT_CUT = (
     "the prompt is too long, and an edited fact in it was cut away, so the question was not asked under the edit; "
     "allow a shorter answer or, if the model has more positions, a larger max_length, or state fewer facts"
@@ -66,6 +71,13 @@ def read_answer(raw: Any, stops: Iterable[str] = (), *, fixed_length: bool = Fal
     if isinstance(raw, Sequence) and len(raw) == 2:
         return ScoredContinuation(logprob=float(raw[0]), is_greedy=bool(raw[1]))
     return FailedAnswer(f"unreadable answer of type {type(raw).__name__}")
+
+
+def why_no_answer(answer: GeneratedText | ScoredContinuation) -> str | None:
+    """The reason why a model that was asked gave no answer; ``None`` if it gave one."""
+    if not answer.is_finite:
+        return NOT_FINITE
+    return UNFINISHED if isinstance(answer, GeneratedText) and answer.unfinished else None
 
 
 def why_without_tokens(answer: GeneratedText, missing: str = "token ids") -> str:

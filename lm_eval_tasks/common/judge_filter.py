@@ -27,7 +27,7 @@ from judges.base import Item, Verdict
 from judges.model.factory import chosen_judge, make_model_judge
 from judges.model.judge import ModelJudge
 from judges.settings import HOW_TO
-from lm_eval_tasks.common.answers import UNFINISHED, Answer, unedited_answer
+from lm_eval_tasks.common.answers import Answer, unedited_answer, why_no_answer
 from lm_eval_tasks.common.population import WRONG_EM, WRONG_JUDGE
 from lm_eval_tasks.common.probes import why_not_judged
 
@@ -185,8 +185,8 @@ def _judged_text(answer: Answer, doc: Mapping[str, Any]) -> Answer:
     is_helper = bool(probe["model"] == "unedited")
     if is_helper:
         answer = unedited_answer(answer)
-    if isinstance(answer, GeneratedText) and answer.unfinished:
-        return FailedAnswer(UNFINISHED, is_failure=not is_helper)
+    if isinstance(answer, GeneratedText) and (reason := why_no_answer(answer)):
+        return FailedAnswer(reason, is_failure=not is_helper)
     if isinstance(answer, GeneratedText) and (reason := why_not_judged(doc, probe["kind"], probe["gold"])):
         return FailedAnswer(reason, is_failure=False)
     return answer

@@ -17,7 +17,7 @@ from edit_hooks.answers import FailedAnswer, GeneratedText, ScoredContinuation, 
 from judges.base import CORRECT, Verdict
 from judges.match import alias_match, exact_match, normalize
 from lm_eval_tasks.common import scoring
-from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, UNFINISHED, Answer, why_without_tokens
+from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, Answer, why_no_answer, why_without_tokens
 from lm_eval_tasks.common.probes import ProbeAnswers
 
 Measure: TypeAlias = Callable[[], Any]
@@ -188,13 +188,15 @@ def scored_continuation(answer: Answer | None, *, unedited: bool = False) -> Sco
         if answer.unedited is None:
             raise Unscored(NEEDS_EDITED_HF.format(missing="the unedited model's answers"))
         answer = answer.unedited
+    if reason := why_no_answer(answer):
+        raise Failed(reason)
     if not math.isfinite(answer.logprob):
         raise Failed(f"log-probability is {answer.logprob}")
     return answer
 
 
 def generated_text(answer: Answer | None, *, unedited: bool = False) -> GeneratedText:
-    """The generation of the edited or the unedited model; Unscored if absent."""
+    """The generation of the edited or the unedited model; Unscored if absent, unfinished or not finite."""
     answer = _require_answer(answer, unedited=unedited)
     if not isinstance(answer, GeneratedText):
         raise Unscored(f"the metric needs a generation, but the answer is a {type(answer).__name__}")
@@ -202,8 +204,8 @@ def generated_text(answer: Answer | None, *, unedited: bool = False) -> Generate
         if answer.unedited is None:
             raise Unscored(NEEDS_EDITED_HF.format(missing="the unedited model's answers"))
         answer = answer.unedited
-    if answer.unfinished:
-        raise (Unscored if unedited else Failed)(UNFINISHED)
+    if reason := why_no_answer(answer):
+        raise (Unscored if unedited else Failed)(reason)
     return answer
 
 

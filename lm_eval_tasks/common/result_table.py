@@ -20,7 +20,7 @@ MAX_REASON_CHARACTERS = 160
 
 
 def shown_results(results: Mapping[str, Any], column: str) -> dict[str, Any]:
-    """The results with the columns to print; tasks that are no editing tasks are unchanged.
+    """The results with the columns to print; tasks that count no cases are unchanged.
 
     Args:
         results: what lm-eval's ``make_table`` gets.
@@ -28,7 +28,7 @@ def shown_results(results: Mapping[str, Any], column: str) -> dict[str, Any]:
     """
     configs = results.get("configs", {})
     rows = {
-        task: _shown_row(task, saved, results) if is_editing_task(configs.get(task, {})) else saved
+        task: _shown_row(task, saved, results) if _counts_cases(configs.get(task, {}), saved) else saved
         for task, saved in results[column].items()
     }
     return {**results, column: rows}
@@ -39,7 +39,7 @@ def left_out_note(results: Mapping[str, Any]) -> str:
     configs = results.get("configs", {})
     lines, edits = [], dict[str, list[str]]()
     for task, saved in results["results"].items():
-        if not is_editing_task(configs.get(task, {})):
+        if not _counts_cases(configs.get(task, {}), saved):
             continue
         if parts := dict.fromkeys(_left_out(task, saved, results)):
             lines.append(f"{task}: {'; '.join(parts)}.")
@@ -47,6 +47,11 @@ def left_out_note(results: Mapping[str, Any]) -> str:
             edits.setdefault(_edit_summary(summary), []).append(task)
     lines += [f"Edits of {_some(tasks)}: {summary}." for summary, tasks in edits.items() if summary]
     return "".join(f"\n{printable(line)}" for line in lines)
+
+
+def _counts_cases(config: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
+    """Whether a task has columns that count its cases: editing tasks, and others with unscored documents."""
+    return is_editing_task(config) or any(key.startswith("unscored_reason,") for key in saved)
 
 
 def _shown_row(task: str, saved: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from lm_eval.api.task import Task
 from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.logs import get_logger
 from lm_eval_tasks.common.aggregation import NOT_AVAILABLE, mean_scored
+from lm_eval_tasks.common.broken_answers import is_answered
+from lm_eval_tasks.common.columns import read_columns
 
 log = get_logger("lm_eval.edited_hf")
 
@@ -137,23 +139,32 @@ def _add_task_columns(
     samples = _by_document(results["samples"][name], unedited["samples"][name])
     added: Metrics = {}
     differences: Metrics = {"sample_len": columns["sample_len"]}
-    for key, value in columns.items():
-        metric, comma, pipeline = key.partition(",")
-        if not comma or metric.endswith("_stderr") or metric == "bypass" or isinstance(value, str):
+    for column in read_columns({key: columns[key] for key in columns if "," in key}, task.aggregation()):
+        metric, pipeline, value = column.name, column.filter, column.value
+        key = f"{metric},{pipeline}"
+        if isinstance(value, str):
             continue
         if not _is_number(value) or not _is_number(other.get(key)):
             not_compared[f"{name}: {metric}"] = "it has no value on " + (
                 "the unedited model." if _is_number(value) else "the edited model."
             )
             continue
-        pairs = [
-            (edited[metric], plain[metric])
-            for edited, plain in samples.get(pipeline, ())
-            if metric in edited and metric in plain
-        ]
+        asked = [pair for pair in samples.get(pipeline, ()) if all(metric in sample for sample in pair)]
+        answered = [pair for pair in asked if all(is_answered(sample, metric) for sample in pair)]
+        if asked and not answered:
+            not_compared[f"{name}: {metric}"] = "no document has an answer of both models."
+            continue
+        pairs = [(edited[metric], plain[metric]) for edited, plain in answered]
+        aggregation = task.aggregation().get(metric, mean)
         difference = float(value) - float(other[key])
+        if len(answered) < len(asked):
+            difference = float(aggregation([one for one, _ in pairs])) - float(aggregation([one for _, one in pairs]))
+            added[f"{metric}{DIFFERENCE}_n,{pipeline}"] = len(pairs)
         stderr_key = f"{metric}_stderr,{pipeline}"
-        differences |= {key: difference, stderr_key: paired_stderr(pairs, task.aggregation().get(metric, mean))}
+        differences |= {key: difference, stderr_key: paired_stderr(pairs, aggregation)}
+        for count in ("n", "failed"):
+            if (number := other.get(f"{metric}_{count},{pipeline}")) is not None:
+                added[f"{metric}{UNEDITED}_{count},{pipeline}"] = number
         added |= {
             f"{metric}{UNEDITED},{pipeline}": other[key],
             f"{metric}{UNEDITED}_stderr,{pipeline}": other.get(stderr_key, NOT_AVAILABLE),
@@ -193,9 +204,9 @@ def _add_group_columns(
     added: Metrics = {}
     for key, value in plain.items():
         metric, comma, pipeline = key.partition(",")
-        if not comma or metric.endswith("_stderr"):
-            continue
         stderr_key = f"{metric}_stderr,{pipeline}"
+        if not comma or metric.endswith("_stderr") or key not in columns or key not in difference:
+            continue
         added |= {
             f"{metric}{UNEDITED},{pipeline}": value,
             f"{metric}{UNEDITED}_stderr,{pipeline}": plain[stderr_key],

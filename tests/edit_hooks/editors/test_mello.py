@@ -16,7 +16,7 @@ from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.in_context.rounds import DEMONSTRATIONS, FACT, ROUND_TOKENS, Dialogue
 from edit_hooks.in_context.selection import bare_question
 from edit_hooks.utils.errors import EditingError
-from lm_eval_tasks.common.answers import read_answer
+from lm_eval_tasks.common.answers import NOT_FINITE, read_answer, why_no_answer
 from lm_eval_tasks.common.measures import Unscored, agree_gen
 from lm_eval_tasks.common.probes import Probe, ProbeAnswers
 from lm_eval_tasks.mquake.multi_hop import THOUGHT, final_answer
@@ -165,6 +165,24 @@ def test_a_round_that_does_not_fit_is_reported(model) -> None:
         (answer,) = lm.generate_until([question(PROMPT)])
         contexts.append(answer.final.context)
     assert [(context.cut, context.fact_cut) for context in contexts] == [(False, False), (True, False), (True, True)]
+
+
+def test_a_round_of_a_broken_model_has_no_answer(model, monkeypatch) -> None:
+    """Its text is noise, also if it looks like a final answer; the other dialogue goes on."""
+    lm, seen = model
+    write = lm.engine.generate
+
+    def break_down(jobs):
+        texts = write(jobs)
+        return [
+            replace(text, raw="Final answer: Quill", stop="not_finite") if TOWER in item.text.splitlines()[-1] else text
+            for text, (item, _) in zip(texts, jobs, strict=True)
+        ]
+
+    monkeypatch.setattr(lm.engine, "generate", break_down)
+    broken, other = (answer.final for answer in lm.generate_until([question(PROMPT), question("Q: Who is it? A:")]))
+    assert not broken.is_finite and other.is_finite
+    assert why_no_answer(broken) == NOT_FINITE and [len(items) for items in seen if items] == [2, 1]
 
 
 def test_a_metric_of_token_ids_names_the_rounds(model) -> None:

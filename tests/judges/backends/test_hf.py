@@ -108,6 +108,28 @@ def test_a_batch_that_does_not_fit_is_halved(reader: Path, prompt: str, monkeypa
         make_model_judge(settings_of(reader, prompt)).judge(ITEMS)
 
 
+def test_logits_that_are_not_finite_are_no_reply(reader: Path, prompt: str) -> None:
+    """As of a model that overflows in half precision; the other answers of the batch have their verdicts."""
+    judge = make_model_judge(settings_of(reader, prompt, batch_size=3))
+    backend = judge.backend
+    assert isinstance(backend, HFBackend)
+    backend.keep_loaded = True
+    backend._load()
+    assert backend._model is not None and backend._tokenizer is not None
+    token = backend._tokenizer("?", add_special_tokens=False).input_ids[-1]
+    backend._model.get_input_embeddings().weight.data[token] = torch.nan
+    items = [
+        Item("Is it so", "yes", "yes!"),
+        Item("Is it so, then", "yes", "no?"),
+        Item("Who was it in the end", "Ada", "Ada!"),
+    ]
+    judged = judge.judge(items)
+    assert labels_of(judged.verdicts) == [CORRECT, None, CORRECT]
+    assert judged.verdicts[1].unscored_reason == (
+        "the logits of the judge are not finite (NaN or infinity); use another dtype"
+    )
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_an_answer_beyond_the_positions_is_unscored(family: str, tmp_path: Path, prompt: str) -> None:
     """Learned positions, as of GPT-2, end in an IndexError beyond their number."""
