@@ -47,7 +47,7 @@ from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.editor import EditJob
 from edit_hooks.editors.rome import RankOneEditor, ROMEConfig
 from edit_hooks.locate.context_templates import BARE
-from edit_hooks.locate.editor import VALUE_CONTRACT_SETTINGS
+from edit_hooks.locate.editor import VALUE_CONTRACT_SETTINGS, templates_of
 from edit_hooks.locate.rows import Row, fact_position, key_row
 from edit_hooks.locate.suffix_forward import SuffixForward
 from edit_hooks.locate.value_batch import Batch, MakeForward
@@ -137,6 +137,7 @@ class BIRD(RankOneEditor[BIRDConfig]):
     def check_request(
         self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None
     ) -> None:
+        super().check_request(tokenizer, request, model)
         config = self.known_config(model)
         expressions = [text for text in expressions_of(request, config) if text is not None]
         try:
@@ -257,10 +258,10 @@ class BIRDTerm:
         make_forward: MakeForward,
     ) -> None:
         self.model, self.config = model, config
-        templates: list[str] = list(config.context_templates)
-        self.num_templates = len(templates)
+        templates = [templates_of(tokenizer, request, config) for request in requests]
+        self.num_templates = len(config.context_templates)
         expressions = [expressions_of(request, config) for request in requests]
-        mean = _mean_states(model, tokenizer, expressions, config)
+        mean = _mean_states(model, tokenizer, expressions, templates, config)
         new_END, self.subject_END = mean["new"], mean["subject"]
         # L1 = ||R_d(s) - (R(o) - R(r))||, L2 = ||R_d(s) - (R(o) + R(r^-1))||: two points per object.
         points = [new_END - mean["forward"], new_END + mean["backward"]]
@@ -268,7 +269,10 @@ class BIRDTerm:
             points += [mean["old"] - mean["forward"], mean["old"] + mean["backward"]]
         self.points_EPND = torch.stack(points, 1)
         self.signs_P = self.points_EPND.new_tensor([1.0, 1.0, -config.beta, -config.beta][: len(points)])
-        subjects = [[_subject_row(tokenizer, edit.subject, text, config) for text in templates] for edit in expressions]
+        subjects = [
+            [_subject_row(tokenizer, edit.subject, text, config) for text in of_edit]
+            for edit, of_edit in zip(expressions, templates, strict=True)
+        ]
         problems = [([row for row, _ in edit], key_row(edit[0].row)) for edit in subjects]
         self.count_EN = torch.tensor([[count for _, count in edit] for edit in subjects]).to(self.points_EPND)
         with torch.no_grad():
@@ -357,15 +361,16 @@ def _mean_states(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     expressions: Sequence[Expressions],
+    templates: Sequence[Sequence[str]],
     config: BIRDConfig,
 ) -> dict[str, torch.Tensor]:
-    """R of every expression after every template, by kind of expression [E, N, d].
+    """R of every expression after every template of its edit, by kind of expression [E, N, d].
 
     Read on the unedited model.
     """
     kinds = [kind for kind in Expressions._fields if getattr(expressions[0], kind) is not None]
-    templates: list[str] = list(config.context_templates)
-    texts = [(getattr(edit, kind), template) for kind in kinds for edit in expressions for template in templates]
+    of_edits = list(zip(expressions, templates, strict=True))
+    texts = [(getattr(edit, kind), template) for kind in kinds for edit, of_edit in of_edits for template in of_edit]
     distinct = list(dict.fromkeys(texts))
     encoded = [_encode_expression(tokenizer, *text, config) for text in distinct]
     lengths = [len(text.encoding.ids) for text in encoded]
@@ -377,5 +382,5 @@ def _mean_states(
         for row, index in enumerate(chunk):
             means[distinct[index]] = at_least_float32(hidden_RTD[row, encoded[index].tokens]).mean(0)
     states = torch.stack([means[text] for text in texts])
-    shape = (len(kinds), len(expressions), len(templates), -1)
+    shape = (len(kinds), len(expressions), len(config.context_templates), -1)
     return dict(zip(kinds, states.view(shape), strict=True))

@@ -21,6 +21,7 @@ from edit_hooks.request import split_template
 from edit_hooks.utils.errors import EditingError, near_misses
 
 BARE = "{}"
+BARE_SET = "bare"  # the set without any other template
 
 
 class TemplateSet(NamedTuple):
@@ -40,7 +41,7 @@ class TemplateSet(NamedTuple):
 
 
 TEMPLATE_SETS: dict[str, TemplateSet] = {
-    "bare": TemplateSet(()),
+    BARE_SET: TemplateSet(()),
     "sampled_6": TemplateSet(((10, 1),)),  # MEMIT, AlphaEdit, EMMET, PMET
     "sampled_6_longer": TemplateSet(((10, 1),), new_tokens=True),  # the later rewrite of AlphaEdit
     "sampled_11": TemplateSet(((5, 1), (10, 1))),  # ROME and BIRD on larger models in the PRUNE release

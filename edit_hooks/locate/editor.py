@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.locate.context_templates import BARE, check_templates, sample_templates
+from edit_hooks.locate.context_templates import BARE, BARE_SET, check_templates, sample_templates
 from edit_hooks.locate.corpora import check_source, digest_of, is_text_source
 from edit_hooks.locate.evk_align import EVKAlignConfig, evk_term, log_noise
 from edit_hooks.locate.moment_documents import check_length
@@ -23,12 +23,12 @@ from edit_hooks.locate.rows import FactToken, kl_row, rewriting_row
 from edit_hooks.locate.second_moments import MomentDtype, MomentSettings, second_moments
 from edit_hooks.locate.solve import KeyMetric, SecondMoment, load_second_moments
 from edit_hooks.locate.value_batch import MakeForward, Site, ValueProblem
-from edit_hooks.locate.value_optimization import ENGINES, OptimizedValue, TermMaker, ValueSettings
+from edit_hooks.locate.value_optimization import ENGINES, OptimizedValue, Term, TermMaker, ValueSettings
 from edit_hooks.modeling.architectures import num_layers, unwrapped
 from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.tensors import require_tensors
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.errors import refuse
+from edit_hooks.utils.errors import UnusableRequestError, refuse
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
 
 UNLIKELY_NLL = 1.0
@@ -40,10 +40,18 @@ UNLIKELY_TARGET_WARNING = (
 )
 
 
-FIRST_TOKEN_WARNING = (
-    "the fact token is the first token of the sequence, where keys and norms of many models differ from those of all "
-    "other positions: the edit may show in the bare prompt only, or not at all. Use a tokenizer that adds a start "
-    "token, or a prompt with words before the subject."
+# Keys at the first position are nearly alike for all tokens and many times larger than elsewhere (an attention sink):
+# on SmolLM2 135M, layer 9, norms of 57 to 107 there and of 4 to 8 at later tokens. An update for one moves all prompts.
+# A start token put before the prompt is not always a way out: behind SmolLM2's <|im_start|> the key has norm 90.
+STAND_IN_WARNING = (
+    "the fact token is the first token of the prompt, because the subject begins it and the tokenizer adds no start "
+    "token. All prompts share the key of that position, so the edit is made behind the context templates only: it "
+    "shows where text precedes the subject, not in the bare prompt. Put words before the subject if the bare prompt "
+    "counts."
+)
+FIRST_POSITION_WARNING = (
+    "first_position=released: a key is read at the first token of the sequence, which all prompts share; such an edit "
+    "can wreck the model. The default, stand_in, reads it behind the context templates only."
 )
 
 
@@ -92,6 +100,12 @@ class LocateThenEditConfig(EVKAlignConfig, EditorConfig):
     early_stop_loss: float = config_field("stop when the total loss falls below this", default=0.05)
     fact_token: FactToken = config_field("position at which keys are read and values written", default="subject_last")
     context_templates: list[str] | str = config_field(CONTEXT_TEMPLATES_HELP, default="sampled_21")
+    first_position: Literal["stand_in", "released"] = config_field(
+        "prompts whose fact token is the first token of the sequence; stand_in: the first template with text before "
+        "the prompt is used in place of the bare one, and an edit without such a template is refused; released: the "
+        "bare prompt is used all the same",
+        default="stand_in",
+    )
     second_moments: Any = config_field(SECOND_MOMENTS_HELP, default=None)
     moment_tokens: int | None = config_field(
         "number of tokens C is collected from; null: 16 per dimension of the keys, or all of a file and of published",
@@ -198,6 +212,15 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
         )
         return second_moments(model, tokenizer, config.edited_layers, settings)
 
+    def check_request(
+        self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None
+    ) -> None:
+        config = self.known_config(model)
+        if isinstance(config.context_templates, list):
+            templates_of(tokenizer, request, config)
+        elif config.context_templates == BARE_SET:
+            templates_of(tokenizer, request, dataclasses.replace(config, context_templates=[BARE]))
+
     # -- editing -----------------------------------------------------------------------------------------------------
 
     def warnings(self, job: EditJob[LocateThenEditConfigT], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
@@ -208,7 +231,8 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
             for text in metric.warnings
         ]
         if any(rewriting_row(job.tokenizer, request, BARE, fact_token).position == 0 for request in requests):
-            warnings.append(FIRST_TOKEN_WARNING)
+            is_released = job.config.first_position == "released"
+            warnings.append(FIRST_POSITION_WARNING if is_released else STAND_IN_WARNING)
         if delta.diagnostics.get("final_nll", 0.0) > UNLIKELY_NLL:
             warnings.append(UNLIKELY_TARGET_WARNING)
         return warnings
@@ -216,14 +240,14 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
     def problems(self, job: EditJob[LocateThenEditConfigT]) -> list[ValueProblem]:
         """Per request its rewriting rows and its KL row.
 
-        One rewriting row per context template, the bare prompt first.
+        One rewriting row per context template, the bare prompt or its stand-in first.
         """
         config, tokenizer = job.config, job.tokenizer
         return [
             (
                 [
                     rewriting_row(tokenizer, request, template, config.fact_token)
-                    for template in config.context_templates
+                    for template in templates_of(tokenizer, request, config)
                 ],
                 kl_row(tokenizer, request, config.fact_token),
             )
@@ -242,9 +266,42 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
         if not config.evk_align:
             return None
         log_noise(job.model, config)
-        return lambda chunk: [
-            evk_term(job.model, job.tokenizer, [job.requests[index] for index in chunk], config, make_forward)
-        ]
+        templates = [templates_of(job.tokenizer, request, config) for request in job.requests]
+
+        def make_term(chunk: Sequence[int]) -> list[Term]:
+            requests, first = [job.requests[index] for index in chunk], [templates[index][0] for index in chunk]
+            return [evk_term(job.model, job.tokenizer, requests, first, config, make_forward)]
+
+        return make_term
+
+
+def templates_of(
+    tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: LocateThenEditConfig
+) -> Sequence[str]:
+    """The context templates that a request is read in, as many as configured.
+
+    A template that puts the fact token at the first position is replaced by the first one that does not.
+
+    Raises:
+        UnusableRequestError: there is none.
+    """
+    templates: Sequence[str] = config.context_templates
+    if config.first_position == "released":
+        return templates
+
+    def position(template: str) -> int:
+        return rewriting_row(tokenizer, request, template, config.fact_token).position
+
+    if position(BARE) > 0:
+        return templates
+    stand_in = next((template for template in templates if position(template) > 0), None)
+    if stand_in is None:
+        raise UnusableRequestError(
+            f"case {request.case_id}: the fact token of {request.text!r} is the first token of the sequence, whose key "
+            "all prompts share, so an edit there wrecks the model. Put words before the subject, or give context "
+            "templates with text (context_templates=sampled_21). first_position=released edits there all the same."
+        )
+    return [template if position(template) > 0 else stand_in for template in templates]
 
 
 def forward_maker(model: PreTrainedModel, config: EditorConfig, layer: int, site: Site) -> MakeForward:

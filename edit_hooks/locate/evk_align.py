@@ -246,10 +246,14 @@ def evk_term(
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
     requests: Sequence[EditRequest],
+    templates: Sequence[str],
     config: EVKSettings,
     make_forward: MakeForward,
 ) -> EVKTerm:
     """The EVK-Align term of requests that are solved together.
+
+    Args:
+        templates: per request the context template of its prompt, the bare one or its stand-in.
 
     Raises:
         UnusableRequestError: prompts have no token to perturb, or their instances are answered like them; it names all
@@ -258,9 +262,9 @@ def evk_term(
     width = model.get_input_embeddings().weight.shape[1]
     sigma = noise_of(model, config)
     instances, reasons = [], {}
-    for request in requests:
+    for request, template in zip(requests, templates, strict=True):
         try:
-            instances.append(draw_instances(tokenizer, request, width, sigma, config))
+            instances.append(draw_instances(tokenizer, request.in_template(template), width, sigma, config))
         except UnusableRequestError as error:
             reasons[request.key] = str(error)
     refuse(reasons)

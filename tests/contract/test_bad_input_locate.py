@@ -169,13 +169,14 @@ def test_a_subject_as_first_token_is_edited_and_recorded(editor, caplog):
     tiny = build_model("gpt2", dtype=torch.float64), build_tokenizer("byte_bpe")
     first = EditRequest(prompt="{} is located in", subject="The", target_new="Rome")
     with caplog.at_level(logging.WARNING):
-        at_start, inside = edit(tiny, editor, (first, REQUEST), second_moments=None)
+        templates = {"context_templates": CONTEXT_TEMPLATES}
+        at_start, inside = edit(tiny, editor, (first, REQUEST), second_moments=None, **templates)
     for delta in (at_start, inside):
         delta.check_finite()
         assert max(float(update.norm()) for update in delta.weights().values()) > 0
-    assert "first token of the sequence" in warnings_of(at_start)
-    assert "first token of the sequence" not in warnings_of(inside)
-    assert "first token of the sequence" in caplog.text
+    assert "the fact token is the first token of the prompt" in warnings_of(at_start)
+    assert "first token" not in warnings_of(inside)
+    assert "the fact token is the first token of the prompt" in caplog.text
 
 
 def test_a_small_divisor_of_rome_is_recorded(tiny):

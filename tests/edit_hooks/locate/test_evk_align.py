@@ -14,6 +14,7 @@ from edit_hooks.locate.evk_align import draw_instances, evk_term
 from edit_hooks.modeling.architectures import ARCHITECTURES
 
 EDITS = [EditRequest(**record) for record in REQUESTS]
+BARE_PROMPTS = ["{}"] * len(EDITS)
 SIGMA = 0.3
 ALIGN = {"evk_align": True, "evk_weight": 0.7, "evk_sigma": SIGMA, "evk_instances": 3, "evk_top_k": [4, 9]}
 # Families that never narrow to float32, so both sides agree to rounding.
@@ -78,12 +79,12 @@ def test_the_term_is_equation_11(model_type, layer, site, engine):
             losses.append(0.7 * sum(parts) / len(parts))
         return torch.stack(losses)
 
-    term = evk_term(model, tokenizer, EDITS, config, forward_maker(model, config, layer, site))
+    term = evk_term(model, tokenizer, EDITS, BARE_PROMPTS, config, forward_maker(model, config, layer, site))
     wanted = {k: by_hand([0, 1, 2, 3], k) for k in (4, 9)}
     for step, k in ((0, 4), (7, 4), (8, 9)):  # the second stage begins at half of 15 evaluations
         torch.testing.assert_close(term.loss(delta_ED, step), wanted[k], rtol=1e-8, atol=1e-10)
     early = config_of(model, engine=engine, layers=[layer], evk_stage=0.2)
-    early_term = evk_term(model, tokenizer, EDITS, early, forward_maker(model, early, layer, site))
+    early_term = evk_term(model, tokenizer, EDITS, BARE_PROMPTS, early, forward_maker(model, early, layer, site))
     for step, k in ((2, 4), (3, 9)):  # at a fifth of them
         torch.testing.assert_close(early_term.loss(delta_ED, step), wanted[k], rtol=1e-8, atol=1e-10)
     (ours,) = torch.autograd.grad(term.loss(delta_ED, 8).sum(), delta_ED)
