@@ -44,10 +44,19 @@ def check_file(path: Path) -> Checked:
         return Checked([Problem(path, _without_path(error, path))], [])
     texts = [] if rows else ["no task reports a metric."]
     texts += [text for row in rows for text in _wrong_row(file, row)]
+    texts += [f"{path.name}: samples of no task of these results." for path in _foreign_samples(file)]
     asked = [task for task in file.tasks if file.num_cases(task) is not None]
     without = [task for task in asked if file.sample_file(task) is None]
     texts += [text for task in asked if task not in without for text in _wrong_samples(file, task)]
     return Checked([Problem(path, text) for text in texts], without)
+
+
+def _foreign_samples(file: ResultFile) -> Iterator[Path]:
+    """Sample files beside a result file that are of none of its tasks."""
+    known = {f"samples_{task}_{file.date_id}.jsonl" for task in file.content["n-samples"]}
+    if file.date_id:
+        found = sorted(file.path.parent.glob(f"samples_*_{file.date_id}.jsonl"))
+        yield from (path for path in found if path.name not in known)
 
 
 def _wrong_row(file: ResultFile, row: Mapping[str, Any]) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -38,10 +37,6 @@ def wrong_numbers(file: ResultFile, task: str) -> Iterator[str]:
     by_filter: dict[str, list[Mapping[str, Any]]] = {}
     for _, sample in file.samples(task):
         by_filter.setdefault(str(sample.get("filter", "")), []).append(sample)
-    for samples in by_filter.values():
-        counts = Counter(sample["doc_id"] for sample in samples)
-        if repeated := sorted(number for number, count in counts.items() if count > 1)[:3]:
-            yield f"{task}: documents {', '.join(map(str, repeated))} are in the samples more than once."
     about = TaskFacts(file, task)
     saved = {key: value for key, value in file.tasks[task].items() if "," in key}
     for column in read_columns(saved, about.metrics):

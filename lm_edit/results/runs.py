@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
@@ -14,7 +13,8 @@ from typing import Any, TypeAlias
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import is_temporary, user_path
-from edit_hooks.utils.json_io import read_json, read_rows
+from edit_hooks.utils.json_io import read_json
+from lm_edit.results.sample_rows import Expected, read_samples
 from lm_eval_tasks.common.run_names import RunFacts, run_facts
 
 Paths: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -92,7 +92,7 @@ class ResultFile:
         """The samples of a task, each after its location; a document has one for each filter of the task.
 
         Raises:
-            EditingError: if the run saved none, if the file cannot be read, or if it belongs to another run.
+            EditingError: if the run saved none, and as :func:`~lm_edit.results.sample_rows.read_samples`.
         """
         path = self.sample_file(task)
         if path is None:
@@ -100,23 +100,11 @@ class ResultFile:
                 f"{self.path} has no samples of {task} beside it; run lm_eval with --log_samples, and keep its files "
                 "together."
             )
-        rows = read_rows(path, "file of samples", finite=False)
-        for where, row in rows:
-            if not isinstance(row, Mapping) or not isinstance(row.get("doc_id"), int):
-                raise EditingError(f"{where}: not a sample as lm-eval saves it; 'doc_id' is no number.")
-        saved = (self.content.get("task_hashes") or {}).get(task)
-        if saved is not None and saved != hash_of_samples([row for _, row in rows]):
-            raise EditingError(
-                f"{path} is not the file that {self.path.name} was saved with: samples are missing, changed, or of "
-                "another run. Copy it again, or run the task again."
-            )
-        return rows
+        return read_samples(path, self.expected_samples(task))
 
-
-def hash_of_samples(rows: Sequence[Mapping[str, Any]]) -> str:
-    """lm-eval's ``task_hashes``: SHA-256 of the hashes of all documents, prompts and targets."""
-    parts = (str(row.get(name, "")) for row in rows for name in ("doc_hash", "prompt_hash", "target_hash"))
-    return hashlib.sha256("".join(parts).encode()).hexdigest()
+    def expected_samples(self, task: str) -> Expected:
+        """What the file records of a task's samples."""
+        return Expected(self.path.name, (self.content.get("task_hashes") or {}).get(task), self.num_cases(task))
 
 
 def read_result_files(paths: Paths) -> list[ResultFile]:

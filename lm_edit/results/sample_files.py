@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
 from lm_edit.results.runs import ResultFile, find_finished_files, read_result_file
+from lm_edit.results.sample_rows import REMEDY, Expected
 from lm_edit.results.tables import SAME_RESULT
 from lm_edit.results.task_facts import TaskFacts
 
@@ -28,6 +29,7 @@ class SampleFile(NamedTuple):
         run_name: readable name of the run, likewise.
         scores_outside: the run also scored cases that are not among its edits; likewise.
         results: path of the result file; likewise.
+        expected: what that file records of the samples; ``None`` without one.
     """
 
     path: str
@@ -36,6 +38,7 @@ class SampleFile(NamedTuple):
     run_name: str = ""
     scores_outside: bool = False
     results: str = ""
+    expected: Expected | None = None
 
 
 class _Result(NamedTuple):
@@ -50,6 +53,9 @@ def current_sample_files(paths: Sequence[str]) -> list[SampleFile]:
 
     Of several files with the same task of the same run the newest one counts, as in ``load_results``; a warning names
     the others. The identity includes the population, which decides whether the unedited model was asked.
+
+    Raises:
+        EditingError: as :func:`find_sample_files`, and for samples of a task that the result file beside them lacks.
     """
     results: dict[Path, ResultFile | None] = {}
     found = {path.resolve(): _describe(path, results) for path in find_sample_files(paths)}
@@ -85,23 +91,40 @@ def _describe(path: Path, results: dict[Path, ResultFile | None]) -> tuple[Sampl
     """
     name = _NAME.fullmatch(path.stem)
     unknown = SampleFile(str(path), name["task"] if name else path.stem.removeprefix("samples_"))
-    beside = path.with_name(f"results_{name['date']}.json") if name else None
-    if beside is None or not beside.is_file():
+    beside = _result_file(path, name["date"]) if name else None
+    if beside is None:
         return unknown, None
     try:
         if beside not in results:
             results[beside] = None  # an unreadable file is read, and warned of, once
             results[beside] = read_result_file(beside)
         result = results[beside]
-        if result is None or unknown.task not in result.tasks:
-            return unknown, None
-        about = TaskFacts(result, unknown.task)
-        facts = {**about.columns, "run": result.facts.run, "protocol": about.protocol}
-        population = (about.config.get("settings") or {}).get("population")
+        about = None if result is None or unknown.task not in result.tasks else TaskFacts(result, unknown.task)
+        facts = {**about.columns, "protocol": about.protocol} if about else {}
     except (EditingError, KeyError, TypeError, AttributeError, ValueError) as error:
         log.warning("%s: its run is unknown (%s: %s)", path, type(error).__name__, error)
         return unknown, None
-    identity = (*(facts[name] for name in SAME_RESULT), population)
-    of_run = {"run": result.facts.run, "run_name": result.facts.name, "results": str(beside)}
-    known = unknown._replace(**of_run, scores_outside=about.scores_outside)
+    if result is None:
+        return unknown, None
+    if result.num_cases(unknown.task) is None:
+        raise EditingError(
+            f"{path} has the name of a task that {beside.name} does not have: it is of another run, or was renamed. "
+            f"{REMEDY}"
+        )
+    known = unknown._replace(expected=result.expected_samples(unknown.task))
+    if about is None:
+        return known, None
+    population = (about.config.get("settings") or {}).get("population")
+    identity = (*({**facts, "run": result.facts.run}[name] for name in SAME_RESULT), population)
+    known = known._replace(run=result.facts.run, run_name=result.facts.name, results=str(beside))
+    known = known._replace(scores_outside=about.scores_outside)
     return known, _Result(identity, (result.date, beside.name))
+
+
+def _result_file(samples: Path, date: str) -> Path | None:
+    """The result file of the same run, whose name ends with the same date; ``None`` without one.
+
+    ``--output_path NAME.json`` gives it the name ``NAME_<date>.json``.
+    """
+    usual = samples.with_name(f"results_{date}.json")
+    return usual if usual.is_file() else next(iter(sorted(samples.parent.glob(f"*_{date}.json"))), None)

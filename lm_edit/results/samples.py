@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from edit_hooks.answers import FORMAT, EditedAnswer, FailedAnswer, GeneratedText, ModelAnswer
 from edit_hooks.decoding import Decoding
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import parse_json, read_rows
+from edit_hooks.utils.logs import get_logger
 from judges.base import Item
 from lm_edit.results.sample_files import SampleFile, current_sample_files
+from lm_edit.results.sample_rows import read_samples
 from lm_eval_tasks.common.answers import Answer, read_answer, unedited_answer, why_no_answer
 from lm_eval_tasks.common.cases import NEIGHBORHOOD
 from lm_eval_tasks.common.generation import stop_strings
 from lm_eval_tasks.common.population import PRE_EDIT
 from lm_eval_tasks.common.probes import NO_GOLD, NO_QUESTION, case_requests, why_not_judged
 from lm_eval_tasks.common.stages import IMMEDIATE, NOT_IN_STREAM
+
+log = get_logger(__name__)
 
 FINAL_STAGE = ""
 
@@ -56,19 +61,16 @@ def read_saved_answers(paths: Sequence[str], *, locality: bool = False) -> list[
         locality: include locality tasks, whose answers are otherwise compared with the unedited model's only.
 
     Raises:
-        EditingError: for missing and unreadable files, and when there is no answer to judge.
+        EditingError: for missing and unreadable files, for samples that are not as the run left them, and when there is
+            no answer to judge.
     """
     answers: list[SavedAnswer] = []
     for source in current_sample_files(paths):
         of_file: list[SavedAnswer] = []
         seen: set[int] = set()
-        for number, (where, row) in enumerate(read_rows(source.path, "file of answers", finite=False)):
-            if not isinstance(row, Mapping):
-                raise EditingError(f"{where}: the row is a {type(row).__name__}; an object is needed.")
+        for number, (where, row) in enumerate(_rows(source)):
             if "resps" not in row:
                 of_file.append(_from_plain_row(row, source, number, where))
-            elif not isinstance(row.get("doc_id"), int):
-                raise EditingError(f"{where}: not a sample as lm-eval saves it; 'doc_id' is no number.")
             elif row["doc_id"] not in seen:  # a sample file repeats the answers for each filter of the task
                 seen.add(row["doc_id"])
                 of_file += _from_sample(row, source, where, locality)
@@ -81,6 +83,22 @@ def read_saved_answers(paths: Sequence[str], *, locality: bool = False) -> list[
             "all the same)."
         )
     return answers
+
+
+def _rows(source: SampleFile) -> list[tuple[str, Mapping[str, Any]]]:
+    """The rows of a file: samples of lm-eval as its run left them, or plain rows."""
+    rows = read_rows(source.path, "file of answers", finite=False)
+    for where, row in rows:
+        if not isinstance(row, Mapping):
+            raise EditingError(f"{where}: the row is a {type(row).__name__}; an object is needed.")
+    if source.expected is None and not any("resps" in row for _, row in rows):
+        return rows
+    if source.expected is None:
+        log.warning(
+            "%s has no readable result file beside it, so it is unknown whether samples are missing; keep the files of "
+            "a run together.", source.path
+        )  # fmt: skip
+    return read_samples(Path(source.path), source.expected)
 
 
 def _from_plain_row(row: Mapping[str, Any], source: SampleFile, number: int, where: str) -> SavedAnswer:

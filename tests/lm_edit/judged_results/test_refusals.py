@@ -143,7 +143,7 @@ def test_samples_that_were_changed(refused: Any, tmp_path: Path) -> None:
     rewrite_samples(path, lambda row: row["doc"]["probes"][0].update(gold="another answer"))
     assert "document 0 of the samples has another hash here than in the run" in refused(tmp_path / "results")
     rewrite_samples(path, lambda row: row.update(doc_hash="0"))
-    assert "samples are missing, changed, or of another run" in refused(tmp_path / "results")
+    assert "samples are missing, changed, or of another task or run" in refused(tmp_path / "results")
     rewrite_samples(path, lambda row: row.update(resps=[]))
     change(path, lambda content: content["task_hashes"].clear())
     assert "not a sample as lm-eval saves it" in refused(tmp_path / "results")

@@ -74,31 +74,6 @@ def edited_lines(path: Path, edit: Any) -> None:
     samples.write_text("\n".join(edit(lines)) + "\n", encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        lambda lines: lines[:-1],
-        lambda lines: lines[::-1],
-        lambda lines: [*lines, lines[0]],
-        lambda lines: [json.dumps(json.loads(lines[0]) | {"prompt_hash": "0"}), *lines[1:]],
-    ],
-    ids=["missing", "other order", "twice", "another prompt"],
-)
-def test_samples_that_are_not_those_of_the_run(path: Path, edit: Any) -> None:
-    edited_lines(path, edit)
-    assert any("is not the file that" in text for text in problems(path))
-    for load in (load_cases, lambda place: list(load_documents(place))):
-        with pytest.raises(EditingError, match="is not the file that"):
-            load(path)
-
-
-def test_samples_of_another_run(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "a")
-    other = samples_of(write_run(tmp_path / "b", "bake_gs"))
-    samples_of(path).write_bytes(other.read_bytes())
-    assert any("of another run" in text for text in problems(path))
-
-
 def test_truncated_samples_name_the_line(path: Path) -> None:
     samples = samples_of(path)
     samples.write_text(samples.read_text(encoding="utf-8")[:-50], encoding="utf-8")
