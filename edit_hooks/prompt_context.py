@@ -1,21 +1,29 @@
 """The text around a prompt: none, a QA instruction, or a chat template; and the seam between prompt and target.
 
 Edits are made in such a context (``edit_context=``), and questions are asked in one. Both sides join prompt and target
-by the same rule: one space after plain text, and none after a chat template that ends in white space or in a control
-token.
+by :func:`continuation` and nothing else. The separator between them is given (``separator`` of a record or a run, or a
+chat template), or it follows the scripts of the texts: one space in English, nothing in Chinese.
+
+White space at the edges of a text is content if it has a line break or a tab, as in code, and so is the indentation of
+a line. Other spaces there are formatting and are dropped: the separator takes their place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeAlias
 
 from jinja2 import TemplateError
 
-from edit_hooks.utils.errors import EditingError, unknown_keys_error
+from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
+from edit_hooks.utils.scripts import separator_between
 
 SPACE = " "
+AUTO = "auto"  # the separator that follows the scripts of the texts
+# Names of separators, for options: an option cannot be empty everywhere.
+SEPARATORS = {"space": SPACE, "empty": "", "newline": "\n"}
 QUESTION_SLOT = "{question}"
 # The instruction of the WILD protocol (The Mirage of Model Editing, ACL 2025), as in its released code.
 QA_INSTRUCTION = "Please answer the question:\n\nQ: {question}\nA:"
@@ -31,9 +39,92 @@ _MARKER = "xQUESTIONx"  # survives templates that strip messages or change their
 _ANSWER = "xANSWERx"
 
 
-def fact_line(prompt: str, target: str) -> str:
+def continuation(prompt: str, target: str, separator: str | None = None) -> str:
+    """A target as it continues a prompt; prompt and target are joined here and nowhere else.
+
+    Args:
+        separator: the white space between them; ``None``: by their scripts (:func:`separator_between`).
+    """
+    target = content_after(prompt + (separator or ""), target)
+    return resolved_separator(prompt, target, separator) + target
+
+
+def resolved_separator(prompt: str, target: str, separator: str | None = None) -> str:
+    """The white space between a prompt and a target without formatting; see :func:`continuation`."""
+    return separator_between(prompt, target) if separator is None else separator
+
+
+def statement(prompt: str, target: str, separator: str | None = None) -> str:
+    """Prompt and target as one text; see :func:`continuation`."""
+    return prompt + continuation(prompt, target, separator)
+
+
+def fact_line(prompt: str, target: str, separator: str | None = None) -> str:
     """The line that states a fact, with its line break."""
-    return f"{NEW_FACT}{prompt} {target}\n"
+    return f"{NEW_FACT}{statement(prompt, target, separator)}\n"
+
+
+def content_of(text: str) -> str:
+    """A text without the formatting at its edges; empty if it has no other characters than white space.
+
+    Formatting is one space at the start, and spaces at the end. Several spaces at the start are an indentation, which
+    counts in a prompt; in a target :func:`content_after` decides.
+    """
+    if not text.strip():
+        return ""
+    start, end = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
+    if len(start) == 1 and _are_spaces(start):
+        text = text[1:]
+    return text.rstrip() if _are_spaces(end) else text
+
+
+def content_after(before: str, target: str) -> str:
+    """A target without formatting, given the text that it continues.
+
+    Spaces at its start are the indentation of a line after a line break, and formatting after anything else.
+    """
+    target = content_of(target)
+    start = target[: len(target) - len(target.lstrip())]
+    begins_line = not _are_spaces(before[len(before.rstrip()) :])
+    return target if begins_line or not _are_spaces(start) else target.lstrip()
+
+
+def _are_spaces(text: str) -> bool:
+    """Whether white space, or an empty text, has neither line breaks nor tabs."""
+    return all(unicodedata.category(character) == "Zs" for character in text)
+
+
+def read_separator(value: object, what: str = "separator") -> str | None:
+    """The separator of a setting: a name, or the white space itself; ``None`` for :data:`AUTO`.
+
+    Raises:
+        EditingError: for anything else.
+    """
+    if value == AUTO:
+        return None
+    if isinstance(value, str) and value in SEPARATORS:
+        return SEPARATORS[value]
+    return require_separator(value, what, (AUTO, *SEPARATORS))
+
+
+def separator_name(separator: str | None) -> str:
+    """The inverse of :func:`read_separator`."""
+    return AUTO if separator is None else next((n for n, text in SEPARATORS.items() if text == separator), separator)
+
+
+def require_separator(value: object, what: str, names: Sequence[str] = ()) -> str:
+    """Refuse anything but white space, or an empty text, between prompt and target.
+
+    Raises:
+        EditingError: with the accepted values.
+    """
+    if isinstance(value, str) and not value.strip():
+        return value
+    accepted = f"{', '.join(names)}, or the white space itself" if names else 'white space, or "" for none'
+    hint = near_misses(str(value), names)
+    raise EditingError(
+        f"{what}={value!r} is not accepted.{hint} Accepted: {accepted}. Other text belongs to the prompt."
+    )
 
 
 @dataclass(frozen=True)
@@ -42,12 +133,12 @@ class PromptContext:
 
     Attributes:
         before, after: the text, white space and control tokens included.
-        separator: white space between ``after`` and the target, if any.
+        separator: white space between ``after`` and the target; ``None``: that of the edit, by its record or scripts.
     """
 
     before: str = ""
     after: str = ""
-    separator: str = SPACE
+    separator: str | None = None
 
     @classmethod
     def of(cls, value: object) -> PromptContext:
@@ -59,7 +150,9 @@ class PromptContext:
         if isinstance(value, cls):
             return value
         known = [field.name for field in fields(cls)]
-        if not isinstance(value, Mapping) or not all(isinstance(text, str) for text in value.values()):
+        if not isinstance(value, Mapping) or not all(
+            isinstance(text, str) or (text is None and name == "separator") for name, text in value.items()
+        ):
             raise EditingError(f"context {value!r} is not known; a mapping of {', '.join(known)} to texts is needed.")
         if unknown := set(value) - set(known):
             raise unknown_keys_error("field of a context", unknown, known)
@@ -68,10 +161,6 @@ class PromptContext:
     def wrap(self, text: str) -> str:
         """Put a text into the context."""
         return self.before + text + self.after
-
-    def continuation(self, target: str) -> str:
-        """A target as it continues a text in the context; prompt and target are joined here and nowhere else."""
-        return self.separator + target.lstrip()
 
     def around(self, before: str, after: str) -> PromptContext:
         """Put further text between the context and its prompt."""

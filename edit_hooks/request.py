@@ -6,14 +6,27 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
-from edit_hooks.prompt_context import BARE, PromptContext
+from edit_hooks.prompt_context import (
+    BARE,
+    SPACE,
+    PromptContext,
+    content_after,
+    content_of,
+    require_separator,
+    resolved_separator,
+)
 from edit_hooks.utils.errors import EditingError, UnusableRequestError, unknown_keys_error
+from edit_hooks.utils.scripts import writes_spaces
 
 SLOT = "{}"
+_BRACES = re.compile(r"(\{+)(\}+)")
+ESCAPE_HINT = "literal braces are written {{}}"
+_CONTENT = ("prompt", "target_new", "target_true")  # fields whose line breaks and indentation count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,20 +35,23 @@ class EditRequest:
 
     Args:
         prompt: text that should be continued by ``target_new``; either a template with exactly one ``{}`` for the
-            subject, or a plain text. Outer white space is dropped: a space joins prompt and target.
-        target_new: the answer wanted after the edit, without outer white space.
+            subject, or a plain text. Literal braces are written ``{{}}`` in both (:func:`escape_braces`). Spaces at
+            the edges are dropped, line breaks and indentation are kept (:mod:`edit_hooks.prompt_context`).
+        target_new: the answer wanted after the edit; white space as in ``prompt``.
         subject: the words whose representation is located; must occur in the prompt. ``None`` if the benchmark marks
             none; editors that need one refuse the request.
         target_true: the answer before the edit, if known.
         case_id: identity of the benchmark record. Not part of what is edited, so not part of ``key``.
         relation_id: identity of the relation (Wikidata P-number or the like), for editors that use it.
-        context: text around the prompt in which the edit is made; ``None`` for the prompt alone.
+        context: text around the prompt in which the edit is made; ``None`` for the prompt alone. A context without a
+            separator of its own gets that of the edit.
+        separator: white space between prompt and target, ``""`` for none; ``None``: by the scripts of the texts.
 
     Editors read :attr:`text`, :attr:`subject_span` and :attr:`continuation`, which include the context.
 
     Raises:
-        EditingError: for empty or non-string fields, a subject that does not occur in the prompt, and templates with
-            more than one slot; the message names the field.
+        EditingError: for empty or non-string fields, a subject that does not occur in the prompt, templates with more
+            than one slot, and prompts with a slot that mention the subject, too; the message names the field.
     """
 
     prompt: str
@@ -45,12 +61,12 @@ class EditRequest:
     case_id: str | None = None
     relation_id: str | None = None
     context: PromptContext | None = None
+    separator: str | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "context":
-                object.__setattr__(self, "context", None if value is None else PromptContext.of(value))
+            if field.name in ("context", "separator"):
                 continue
             required = field.name in ("prompt", "target_new")
             if value is None and not required:
@@ -61,34 +77,60 @@ class EditRequest:
                 raise EditingError(
                     f"field {field.name!r}{self._case} is {value!r} ({type(value).__name__}); a string is needed."
                 )
-            value = value.strip()
+            value = content_of(value) if field.name in _CONTENT else value.strip()
             if not value and required:
                 raise EditingError(f"field {field.name!r}{self._case} is empty; give a text or drop the record.")
             object.__setattr__(self, field.name, value or None)
         self._check_subject()
+        self._settle_seam()
 
     @property
     def _case(self) -> str:
         return f" of case {self.case_id}" if self.case_id is not None else ""
 
     def _check_subject(self) -> None:
-        num_slots = self.prompt.count(SLOT)
+        num_slots = len(self._parts) - 1
         if self.subject is None:
             if num_slots:
                 raise EditingError(
-                    f"prompt {self.prompt!r}{self._case} has a {{}} slot but the field 'subject' is missing; "
-                    "give the subject or write the prompt out."
+                    f"prompt {self.prompt!r}{self._case} has a {{}} slot but the field 'subject' is missing; give the "
+                    f"subject, or write the prompt out ({ESCAPE_HINT})."
                 )
             return
+        if num_slots and any(_mention_of(self.subject).search(part) for part in self._parts):
+            raise EditingError(
+                f"prompt {self.prompt!r}{self._case} has a {{}} slot and mentions its subject {self.subject!r}, too, "
+                f"so that either can be meant. If the braces are part of the text: {ESCAPE_HINT}. If they stand for "
+                "the subject, write it out there."
+            )
         if num_slots > 1:
             raise EditingError(
-                f"prompt {self.prompt!r}{self._case} has {num_slots} slots; exactly one {{}} marks the subject."
+                f"prompt {self.prompt!r}{self._case} has {num_slots} slots; exactly one {{}} marks the subject "
+                f"({ESCAPE_HINT})."
             )
-        if num_slots == 0 and self.subject not in self.prompt:
+        if num_slots == 0 and self.subject not in self.bare_text:
             raise EditingError(
                 f"subject {self.subject!r} does not occur in prompt {self.prompt!r}{self._case}; "
                 "give the prompt with {} or fix the subject."
             )
+
+    def _settle_seam(self) -> None:
+        """Drop the formatting before the targets, and give the context its separator."""
+        if self.separator is not None:
+            require_separator(self.separator, f"field 'separator'{self._case}")
+        context = None if self.context is None else PromptContext.of(self.context)
+        for name in ("target_new", "target_true"):
+            if (target := getattr(self, name)) is not None:
+                object.__setattr__(self, name, self._settled(target))
+        if context is not None and context.separator is None:
+            text = context.wrap(self.bare_text)
+            context = replace(context, separator=resolved_separator(text, self.target_new, self.separator))
+        object.__setattr__(self, "context", context)
+
+    @functools.cached_property
+    def _parts(self) -> list[str]:
+        """The texts around the slot, literal braces unescaped; one text without a slot."""
+        return split_slots(self.prompt)
 
     @functools.cached_property
     def subject_span(self) -> tuple[int, int] | None:
@@ -98,20 +140,17 @@ class EditRequest:
         """
         if self.subject is None:
             return None
-        start = self.prompt.find(SLOT)
-        if start < 0:
-            whole = re.search(rf"(?<!\w){re.escape(self.subject)}(?!\w)", self.prompt)
-            start = whole.start() if whole else self.prompt.index(self.subject)
+        start = len(self._parts[0])
+        if len(self._parts) == 1:
+            whole = re.search(rf"(?<!\w){re.escape(self.subject)}(?!\w)", self.bare_text)
+            start = whole.start() if whole else self.bare_text.index(self.subject)
         start += len(self._context.before)
         return start, start + len(self.subject)
 
     @functools.cached_property
     def bare_text(self) -> str:
         """The prompt with the subject filled in, without the context."""
-        if self.subject is None or SLOT not in self.prompt:
-            return self.prompt
-        before, after = self.prompt.split(SLOT)  # not str.format: other braces are plain text
-        return before + self.subject + after
+        return (self.subject or "").join(self._parts)  # not str.format: other braces are plain text
 
     @functools.cached_property
     def text(self) -> str:
@@ -125,7 +164,18 @@ class EditRequest:
 
     def continued_by(self, target: str) -> str:
         """Another target as it continues :attr:`text`."""
-        return self._context.continuation(target)
+        return self.seam + self._settled(target)
+
+    def _settled(self, target: str) -> str:
+        """A target without the formatting before it, as it continues the bare prompt."""
+        return content_after(self.prompt + (self.separator or ""), target)
+
+    @functools.cached_property
+    def seam(self) -> str:
+        """The white space between :attr:`text` and ``target_new``, which other targets get as well."""
+        if self.context is not None and self.context.separator is not None:
+            return self.context.separator
+        return resolved_separator(self.bare_text, self.target_new, self.separator)
 
     def in_context(self, context: PromptContext) -> EditRequest:
         """The same edit, made in a context.
@@ -144,7 +194,8 @@ class EditRequest:
 
     def in_template(self, template: str) -> EditRequest:
         """The same edit with a context template (``"TEXT {}"``) around its prompt, inside its context."""
-        return replace(self, context=self._context.around(*split_template(template)))
+        context = replace(self._context, separator=self.seam)
+        return replace(self, context=context.around(*split_template(template)))
 
     @property
     def without_context(self) -> EditRequest:
@@ -159,7 +210,10 @@ class EditRequest:
     def key(self) -> str:
         """SHA-256 (hex) of all that can change the edit: every field except ``case_id``."""
         content = {**self.to_dict(), "prompt": self.bare_text, "subject_span": self.subject_span}
-        content.pop("case_id", None)
+        for name in ("case_id", "separator"):
+            content.pop(name, None)
+        if self.context is None and self.seam != SPACE:  # one space is the seam of keys from before there were others
+            content["separator"] = self.seam
         return hashlib.sha256(
             json.dumps(content, sort_keys=True, ensure_ascii=False).encode(errors="surrogatepass")
         ).hexdigest()
@@ -194,15 +248,53 @@ class EditRequest:
             raise EditingError(f"{prefix}{error}") from None
 
 
+def _mention_of(subject: str) -> re.Pattern[str]:
+    """Finds a subject as a whole word; in scripts without spaces between words, anywhere."""
+    before = "" if writes_spaces(subject[0]) is False else r"(?<!\w)"
+    after = "" if writes_spaces(subject[-1]) is False else r"(?!\w)"
+    return re.compile(before + re.escape(subject) + after)
+
+
+def split_slots(template: str) -> list[str]:
+    """Split a template at its slots ``{}``, and undo the escapes of literal braces.
+
+    Of ``n`` opening braces with as many closing ones right after them, one pair is dropped: ``{{}}`` is the text
+    ``{}``, and ``{{{}}}`` is ``{{}}``. A single pair is a slot. All other braces are plain text.
+    """
+    parts, end = [""], 0
+    for match in _BRACES.finditer(template):
+        depth, middle = min(len(match[1]), len(match[2])), match.start(2)
+        parts[-1] += template[end : middle - depth]
+        if depth == 1:
+            parts.append("")
+        else:
+            parts[-1] += "{" * (depth - 1) + "}" * (depth - 1)
+        end = middle + depth
+    parts[-1] += template[end:]
+    return parts
+
+
+def escape_braces(text: str) -> str:
+    """A text as a template without a slot; the inverse of :func:`split_slots`."""
+    return _BRACES.sub(lambda match: match[1] + SLOT + match[2], text)
+
+
+def fill_slots(template: str, name: str) -> str:
+    """A template with a name in its slots."""
+    return name.join(split_slots(template))
+
+
 def split_template(template: str) -> tuple[str, str]:
     """Split a context template into the text before and after its slot.
 
     Raises:
         EditingError: unless there is exactly one ``{}``.
     """
-    parts = template.split(SLOT)
+    parts = split_slots(template)
     if len(parts) != 2:
-        raise EditingError(f"context template {template!r} has {len(parts) - 1} slots; exactly one {{}} is needed.")
+        raise EditingError(
+            f"context template {template!r} has {len(parts) - 1} slots; exactly one {{}} is needed ({ESCAPE_HINT})."
+        )
     return parts[0], parts[1]
 
 
@@ -247,6 +339,21 @@ class EditedCases(NamedTuple):
 
     cases: list[RequestGroup]
     origin: Mapping[str, Any]
+
+
+def separators_of(requests: Iterable[EditRequest]) -> dict[str, dict[str, int]]:
+    """The white space that joins prompts and targets -> its number of requests, for results.
+
+    Returns:
+        An entry ``separators``; nothing where all have one space.
+    """
+    counts = Counter(request.seam for request in requests)
+    return {"separators": dict(sorted(counts.items()))} if set(counts) - {SPACE} else {}
+
+
+def with_separator(request: EditRequest, separator: str | None) -> EditRequest:
+    """The request with a separator, unless it has one of its own."""
+    return request if separator is None or request.separator is not None else replace(request, separator=separator)
 
 
 def require_compatible(group: RequestGroup, where: str = "") -> None:

@@ -11,7 +11,7 @@ from edit_hooks.inference.items import Limits, ScoreItem
 from edit_hooks.inference.scoring import score
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.modeling.tokens import split_continuation
-from edit_hooks.prompt_context import BARE
+from edit_hooks.prompt_context import continuation
 
 
 class Choice(NamedTuple):
@@ -70,8 +70,8 @@ def ask(lm: EditedHFLM, choices: Sequence[Choice]) -> list[Known | None]:
 def _items(lm: EditedHFLM, choice: Choice) -> tuple[ScoreItem, ScoreItem] | None:
     items = []
     for answer in (choice.original, choice.desired):
-        context, continuation = split_continuation(lm.tokenizer, choice.prompt, BARE.continuation(answer))
-        if not context or not continuation or len(context) + len(continuation) - 1 > lm.max_length:
+        context, target = split_continuation(lm.tokenizer, choice.prompt, continuation(choice.prompt, answer))
+        if not context or not target or len(context) + len(target) - 1 > lm.max_length:
             return None
-        items.append(ScoreItem(tuple(context), tuple(continuation)))
+        items.append(ScoreItem(tuple(context), tuple(target)))
     return items[0], items[1]

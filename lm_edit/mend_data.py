@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil, floor
 from pathlib import Path
 from typing import Any
 
+from edit_hooks.request import EditRequest
 from edit_hooks.training.edit_data import EditData, EditExample
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import sha256_of
@@ -22,12 +24,12 @@ from edit_hooks.utils.numbers import require_whole
 from lm_eval_tasks.common.benchmark import benchmarks_of_record, find_benchmark
 from lm_eval_tasks.common.cases import Case, LeftOut
 from lm_eval_tasks.common.fields import Fields
-from lm_eval_tasks.common.settings import Settings
+from lm_eval_tasks.common.settings import SEPARATOR, Settings
 from lm_eval_tasks.zsre.benchmark import LOCALITY_PREFIX, counterfactual_answer
 
 logger = get_logger("lm_eval.edited_hf")
 
-FIELDS = ("prompt", "subject", "target_new", "paraphrases", "locality")
+FIELDS = ("prompt", "subject", "target_new", "paraphrases", "locality", "separator")
 
 
 def load_edit_data(
@@ -47,7 +49,8 @@ def load_edit_data(
             ``subject``), ``target_new``, ``paraphrases`` (list of texts) and ``locality`` (list of ``prompt`` and
             ``answer``), or have the layout of MEND's zsRE files (``src``, ``alt``, ``rephrase``, ``loc``, ``loc_ans``),
             of which those with an empty ``alt`` are left out as in the benchmark ``zsre``, and counted in the report.
-        settings: for benchmarks: ``data``, ``data_revision``, ``pretrained``.
+        settings: for benchmarks: ``data``, ``data_revision``, ``pretrained``; for both: ``separator``, that of records
+            without one of their own.
         validation: a file of validation edits; their prompts are not trained on. By default edits of the source are
             held out, at even distances.
         validation_share: share of the edit prompts to hold out, between 0 and 1.
@@ -86,7 +89,7 @@ def load_edit_data(
         "num_validation": len(held_out),
         "without_paraphrase": sum(not example.paraphrases for example in examples),
         "without_locality": sum(not example.locality for example in examples),
-        "edits": key_of([[e.prompt, e.target, *e.paraphrases, *map(list, e.locality)] for e in [*examples, *held_out]]),
+        "edits": key_of([_content(example) for example in [*examples, *held_out]]),
     }
     return EditData(examples, held_out, report)
 
@@ -108,18 +111,25 @@ def _read(source: str, settings: Settings) -> tuple[list[EditExample], dict[str,
     """The edits of a source and its description for the report."""
     path = Path(source).expanduser()
     if path.suffix in (".jsonl", ".json"):
-        return _read_file(path)
+        return _read_file(path, SEPARATOR.read(settings))
     loaded = find_benchmark(source, "a JSON or JSONL file").load(settings)
     examples = [example for case in loaded.records for example in _to_examples(case)]
     return examples, {"benchmark": source, **loaded.source}
 
 
-def _read_file(path: Path) -> tuple[list[EditExample], dict[str, Any]]:
+def _content(example: EditExample) -> list[Any]:
+    """What the digest of the edits covers; the separator of the texts' scripts belongs to the texts."""
+    own = [] if example.separator is None else [{"separator": example.separator}]
+    return [example.prompt, example.target, *example.paraphrases, *map(list, example.locality), *own]
+
+
+def _read_file(path: Path, separator: str | None) -> tuple[list[EditExample], dict[str, Any]]:
     examples: list[EditExample] = []
     left_out: Counter[str] = Counter()
     for where, record in read_rows(path, "file of training edits"):
         try:
-            examples.append(_parse(record, where))
+            example = _parse(record, where)
+            examples.append(replace(example, separator=separator) if example.separator is None else example)
         except LeftOut as reason:
             left_out[str(reason)] += 1
     report: dict[str, Any] = {"file": path.name, "sha256": sha256_of(path)}
@@ -137,9 +147,10 @@ def _to_examples(case: Case) -> Iterator[EditExample]:
         target=case.request.target_new,
         paraphrases=tuple(question.prompt for question in case.paraphrases),
         locality=tuple((question.prompt, question.wanted) for question in case.neighbors),
+        separator=case.request.separator,
     )
     for request in case.further_requests:
-        yield EditExample(prompt=request.text, target=request.target_new)
+        yield EditExample(prompt=request.text, target=request.target_new, separator=request.separator)
 
 
 def _parse(record: Any, where: str) -> EditExample:
@@ -154,15 +165,16 @@ def _parse(record: Any, where: str) -> EditExample:
             f"{where}: unknown fields {', '.join(map(repr, sorted(unknown)))}. Accepted: {', '.join(FIELDS)}."
             + "".join(f" Read {name} with --edits {name} --data FILE." for name in benchmarks_of_record(record))
         )
-    prompt = fields.text("prompt")
-    if "{}" in prompt:
-        prompt = prompt.replace("{}", fields.text("subject"))
+    request = EditRequest.from_dict(
+        {name: record[name] for name in record if name not in ("paraphrases", "locality")}, where=where
+    )
     locality = fields.objects("locality") if "locality" in record else []
     return EditExample(
-        prompt=prompt,
-        target=fields.text("target_new"),
+        prompt=request.bare_text,
+        target=request.target_new,
         paraphrases=tuple(text for text in fields.texts("paraphrases") if text),
         locality=tuple((item.text("prompt"), item.text("answer")) for item in locality),
+        separator=request.separator,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edit_hooks.request import EditRequest
+from edit_hooks.request import EditRequest, separators_of
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.json_io import read_rows
 from lm_eval_tasks.common.benchmark import all_benchmarks, find_benchmark
@@ -68,7 +68,8 @@ def _validate_file(path: Path) -> Validation:
             requests[where] = EditRequest.from_dict(record, where=where)
         except EditingError as error:
             problems[where] = str(error).removeprefix(f"{where}: ")
-    return Validation({"file": str(path)}, len(requests), problems, _find_repeated(requests))
+    source = {"file": str(path), **separators_of(requests.values())}
+    return Validation(source, len(requests), problems, _find_repeated(requests))
 
 
 def _find_repeated(requests: Mapping[str, EditRequest]) -> list[tuple[str, str]]:

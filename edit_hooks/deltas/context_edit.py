@@ -13,16 +13,21 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from edit_hooks.prompt_context import NEW_FACT, QUESTION_PREFIX, fact_line
+from edit_hooks.prompt_context import NEW_FACT, QUESTION_PREFIX, SPACE, fact_line, statement
 
 SEPARATOR = "\n\n"
 # Field -> its name in saved edits, fixed because the checksum of a saved edit covers it.
 FILE_NAMES = {"include_fact": "states_fact", "min_similarity": "min_likeness"}
 
 
-def format_demonstration(prompt: str, target: str, question: str, answer: str) -> str:
-    """One demonstration: a fact, a question, and the correct answer given the fact."""
-    return f"{fact_line(prompt, target)}{QUESTION_PREFIX}{question} {answer}"
+def format_demonstration(fact: str, question: str, answer: str) -> str:
+    """One demonstration: the line of a fact, a question, and the correct answer given the fact."""
+    return f"{fact}{QUESTION_PREFIX}{statement(question, answer)}"
+
+
+def before_question(text: str) -> str:
+    """A fact as plain text before a question: one space ends it in every script, since it has no period."""
+    return text + SPACE
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class ContextEdit:
 
     Attributes:
         prompt, target_new: the fact, as in the edit request (subject filled in).
+        separator: white space between them.
         demonstrations: formatted demonstrations, the most similar one last.
         include_fact: whether the fact is stated; ``False`` shows demonstrations only (a control).
         num_facts: number of facts stated before a question if there are several, the most similar ones.
@@ -65,12 +71,23 @@ class ContextEdit:
     min_similarity: float | None = None
     rounds: int = 0
     memory: MemoryModels | None = None
+    separator: str = SPACE
+
+    @property
+    def statement(self) -> str:
+        """The fact as one text."""
+        return statement(self.prompt, self.target_new, self.separator)
+
+    @property
+    def line(self) -> str:
+        """The line that states the fact."""
+        return fact_line(self.prompt, self.target_new, self.separator)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able mapping for :meth:`from_dict`."""
         record = {**asdict(self), "demonstrations": list(self.demonstrations)}
-        for name in ("rounds", "memory"):
-            if not record[name]:
+        for name, default in (("rounds", 0), ("memory", None), ("separator", SPACE)):
+            if record[name] == default:
                 del record[name]  # as before the field existed, for the same reason
         return {FILE_NAMES.get(name, name): value for name, value in record.items()}
 
@@ -103,12 +120,12 @@ class ContextPrompt(NamedTuple):
         that is the reverse question of BAKE's release.
         """
         if self.facts[-1].memory is not None:
-            return "".join(f"{fact.prompt} {fact.target_new} " for fact in self.facts)
+            return "".join(before_question(fact.statement) for fact in self.facts)
         shown = self.demonstrations[len(self.demonstrations) - num_demonstrations :]
         before = "".join(demonstration + SEPARATOR for demonstration in shown)
         if self.states_fact(question):
             return before
-        facts = [fact_line(fact.prompt, fact.target_new) for fact in self.facts if fact.include_fact]
+        facts = [fact.line for fact in self.facts if fact.include_fact]
         return f"{before}{''.join(facts)}{QUESTION_PREFIX}"
 
     def num_facts(self, question: str) -> int:

@@ -1,6 +1,6 @@
 """FT-M: fine-tune one MLP projection on the target tokens.
 
-The text is ``prompt + " " + target_new``; the loss is the mean over requests of the mean over a request's target
+The text is the prompt with ``target_new``; the loss is the mean over requests of the mean over a request's target
 tokens (``objective: last_token`` is FT-L, see ``ft_l.py``). Adam; a chunk whose loss is below ``early_stop_loss`` is
 not stepped, and the run stops when the mean loss of a pass is. With ``norm_constraint`` the weights stay in an
 l-infinity ball around their initial values. This is the FT of the editing frameworks with the objective on the target

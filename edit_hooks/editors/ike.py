@@ -156,6 +156,7 @@ class ContextEditor(Editor[ICEConfigT]):
         return ContextEdit(
             prompt=request.bare_text,
             target_new=request.target_new,
+            separator=request.without_context.seam,
             demonstrations=demonstrations,
             include_fact=config.include_fact,
             num_facts=config.num_facts,

@@ -158,4 +158,6 @@ def _fact(request: EditRequest, config: SERACConfig) -> ContextEdit:
     else:
         # as the settings name it: a stored edit is found by them, also after the folder around it was renamed
         models, embedder = MemoryModels(config.artifact, config.artifact_digest or ""), ""
-    return ContextEdit(request.bare_text, request.target_new, embedder=embedder, memory=models)
+    return ContextEdit(
+        request.bare_text, request.target_new, embedder=embedder, memory=models, separator=request.without_context.seam
+    )

@@ -64,7 +64,6 @@ from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode, tokenizer_chat_context
 from edit_hooks.modeling.weights import read_weight
-from edit_hooks.prompt_context import SPACE
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, POSITIVE_SHARE
@@ -311,8 +310,8 @@ def training_rows(tokenizer: PreTrainedTokenizerBase, request: EditRequest, conf
     """
     unrelated = config.loc_prompts[int(request.key[:8], 16) % len(config.loc_prompts)]
     if config.chat is True or chat_by_default(tokenizer, request, config):
-        # As released: one space, also behind a header that ends in white space.
-        request = request.in_context(dataclasses.replace(tokenizer_chat_context(tokenizer), separator=SPACE))
+        # As released: the space of plain text, also behind a header that ends in white space.
+        request = request.in_context(dataclasses.replace(tokenizer_chat_context(tokenizer), separator=request.seam))
     placed = [request.in_template(template) for template in config.context_templates]
     rows = []
     for edit in placed:

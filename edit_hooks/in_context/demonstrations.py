@@ -39,16 +39,21 @@ class PoolRecord:
 
     def demonstration(self, question: str, answer: str) -> str:
         """The demonstration that answers a question given this fact."""
-        return format_demonstration(self.edit.bare_text, self.edit.target_new, question, answer)
+        return format_demonstration(line_of(self.edit), question, answer)
 
     def copy_demonstration(self) -> str:
         """The demonstration whose question is the edit prompt itself; similarity to a request is measured with it."""
         return self.demonstration(self.edit.bare_text, self.edit.target_new)
 
 
+def line_of(request: EditRequest) -> str:
+    """The line that states the fact of a request."""
+    return fact_line(request.bare_text, request.target_new, request.separator)
+
+
 def query_text(request: EditRequest) -> str:
     """The text of a request that is compared with demonstrations: the fact and its question, without the answer."""
-    return f"{fact_line(request.bare_text, request.target_new)}{QUESTION_PREFIX}{request.bare_text}"
+    return f"{line_of(request)}{QUESTION_PREFIX}{request.bare_text}"
 
 
 @dataclass(frozen=True)

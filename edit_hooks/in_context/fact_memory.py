@@ -61,7 +61,7 @@ class FactMemory:
 
     def scores(self, contexts: Sequence[ContextEdit], question: str) -> torch.Tensor:
         """Score [N] of a question for every fact, float64."""
-        facts = [fact_text(self._texts, fact.prompt, fact.target_new, self._separator) for fact in contexts]
+        facts = [fact_text(self._texts, fact.prompt, fact.statement, self._separator) for fact in contexts]
         scores_1N = scope_scores(self._embed(facts).double(), self._embed([question]).double())
         return scores_1N[0]
 

@@ -107,7 +107,7 @@ class Dialogue:
 
     def _retrieve(self, question: str) -> str:
         """The fact most similar to a sub-question."""
-        facts = [f"{fact.prompt} {fact.target_new}" for fact in self.facts]
+        facts = [fact.statement for fact in self.facts]
         (nearest,) = most_similar(self.facts[0].embedder, question, facts, 1)
         limit = self.facts[0].min_similarity
         if limit is not None and nearest.similarity < limit:

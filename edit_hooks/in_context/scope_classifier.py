@@ -70,12 +70,15 @@ def scope_scores(facts_NE: torch.Tensor, questions_ME: torch.Tensor) -> torch.Te
     return (-(questions_ME[:, None] - facts_NE[None]).square().sum(2)).exp()
 
 
-def fact_text(texts: ScopeTexts, prompt: str, target: str, separator: str) -> str:
+def fact_text(texts: ScopeTexts, prompt: str, statement: str, separator: str) -> str:
     """The text of a fact that the classifier reads.
 
     ``released``: the fact without its last word, which cuts one word of the target whatever its length, and a separator
-    token. ``prompts``: the prompt alone.
+    token. A text without spaces is not cut. ``prompts``: the prompt alone.
+
+    Args:
+        statement: the prompt with its target.
     """
     if texts == "prompts":
         return prompt
-    return f"{prompt} {target.lstrip()}".rsplit(" ", 1)[0] + separator
+    return statement.rsplit(" ", 1)[0] + separator

@@ -55,7 +55,7 @@ def select_facts(contexts: Sequence[ContextEdit], question: str, device: str = "
         return Selection(ContextPrompt((contexts[best.number],)) if best.in_scope else None, best.number, best.score)
     if len(contexts) == 1 and settings.min_similarity is None:
         return Selection(ContextPrompt(tuple(contexts)))
-    facts = [f"{context.prompt} {context.target_new}" for context in contexts]
+    facts = [context.statement for context in contexts]
     nearest = most_similar(settings.embedder, query, facts, settings.num_facts)
     limit = -math.inf if settings.min_similarity is None else settings.min_similarity
     stated = [fact for fact in nearest if fact.similarity >= limit]

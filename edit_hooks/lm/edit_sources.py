@@ -15,7 +15,8 @@ from typing import Any
 from edit_hooks.base.editor import Editor
 from edit_hooks.lm.options import EditingOptions
 from edit_hooks.lm.plan import EditPlan, chunked
-from edit_hooks.request import EditedCases, EditRequest, RequestGroup
+from edit_hooks.prompt_context import AUTO, read_separator
+from edit_hooks.request import EditedCases, EditRequest, RequestGroup, separators_of, with_separator
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import sha256_of, user_path
 from edit_hooks.utils.json_io import read_rows
@@ -74,7 +75,7 @@ def read_edited_cases(source: str, settings: Mapping[str, Any], num_cases: int |
     Args:
         source: name of the benchmark, or path of the file, each of whose records is a case with one edit.
         settings: for benchmarks: ``data``, ``data_revision``, ``bad_records``, ``subset``, ``subset_seed``,
-            ``pretrained``, and the sets of a benchmark, as ``qaedit_set``.
+            ``pretrained``, and the sets of a benchmark, as ``qaedit_set``; for both: ``separator``.
 
     Raises:
         EditingError: for an unknown source, malformed lines, and too few cases.
@@ -82,8 +83,11 @@ def read_edited_cases(source: str, settings: Mapping[str, Any], num_cases: int |
     if is_file(source):
         path = user_path(source, "file of edit requests")
         rows = read_rows(path, "file of edit requests")
-        cases: list[RequestGroup] = [(EditRequest.from_dict(row, where=where),) for where, row in rows]
-        origin: Mapping[str, Any] = {"data": source, "file": path.name, "sha256": sha256_of(path)}
+        separator = read_separator(settings.get("separator", AUTO))
+        requests = [with_separator(EditRequest.from_dict(row, where=where), separator) for where, row in rows]
+        cases: list[RequestGroup] = [(request,) for request in requests]
+        described = {"data": source, "file": path.name, "sha256": sha256_of(path)}
+        origin: Mapping[str, Any] = described | separators_of(requests)
     else:
         cases, origin = _from_benchmark(source, settings)
     if num_cases is not None:

@@ -12,7 +12,7 @@ from edit_hooks.base.registry import editor_class
 from edit_hooks.lm.parent_options import check_parent_options
 from edit_hooks.lm.plan import MODES
 from edit_hooks.lm.quantization import QUANTIZATION_OPTIONS
-from edit_hooks.prompt_context import EDIT_CONTEXTS
+from edit_hooks.prompt_context import AUTO, EDIT_CONTEXTS, read_separator, separator_name
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, SEED, require_number, require_whole
 from edit_hooks.utils.options import SECRET_OPTIONS, parse_checkpoints, parse_editor_args
@@ -24,7 +24,7 @@ DEFAULT_EDITOR = "r_rome"
 TEXT_OPTIONS = ("editor", "editor_label", "mode", "load_edit", "data", "answer", "engine", "store", "edits", "guard")
 
 # Options that choose a benchmark's records, besides `data` and those that end with SET_SUFFIX; its package checks them.
-DATA_OPTIONS = ("data_revision", "bad_records", "subset", "subset_seed")
+DATA_OPTIONS = ("data_revision", "bad_records", "subset", "subset_seed", "separator")
 SET_SUFFIX = "_set"  # as in qaedit_set=inter_1k: a published file by name
 
 # Values of `data`: the embedded samples, the published files, and embedded facts for the search over settings.
@@ -84,6 +84,8 @@ class EditingOptions:
         data: source of the benchmark records, for tasks and ``edits``. Each task's metadata records what it read.
         data_revision, bad_records, subset, subset_seed: settings of these records, likewise for both; see the README of
             lm_eval_tasks.
+        separator: white space between prompt and target of records without one of their own, for edits and questions:
+            ``auto`` (by the script of the texts), ``space``, ``empty``, ``newline``, or the white space itself.
         icl: ``true`` puts the in-context prompt of ``ike`` before every question, on top of the editor; for comparison
             ``fact`` (only the line with the edit) and ``demonstrations`` (all but that line).
         icl_args: settings of the context, as ``editor_args``.
@@ -124,6 +126,7 @@ class EditingOptions:
     bad_records: str | None = None
     subset: int | str | None = None
     subset_seed: int | None = None
+    separator: str = AUTO
     icl: bool | str = False
     icl_args: Mapping[str, Any] | None = None
     edit_context: str = "bare"
@@ -157,6 +160,7 @@ class EditingOptions:
         _one_of("answer", self.answer, ANSWERS)
         _one_of("engine", self.engine, ENGINES)
         editor_class(self.editor)  # raises with near misses
+        object.__setattr__(self, "separator", separator_name(read_separator(self.separator)))
         require_whole("seed", self.seed, SEED)
         require_whole("max_batch_tokens", self.max_batch_tokens)
         require_number("guard_norm_ratio", self.guard_norm_ratio, POSITIVE)
@@ -247,7 +251,7 @@ class EditingOptions:
         """
         place = {"data": self.data} if self.data else {"pretrained": None if is_demo else True}
         given = {name: getattr(self, name) for name in DATA_OPTIONS}
-        return {**place, **{name: value for name, value in given.items() if value is not None}}
+        return {**place, **{name: value for name, value in given.items() if value not in (None, AUTO)}}
 
     def facts_to_tune_on(self, is_demo: bool) -> tuple[str, ...]:
         """Options of ``lm-edit tune`` for facts that this run does not evaluate.

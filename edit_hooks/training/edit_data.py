@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from edit_hooks.prompt_context import continuation
 from edit_hooks.utils.hashing import key_of
 
 # What a random number is drawn for; part of the seed.
@@ -26,12 +27,23 @@ class EditExample:
         prompt, target: the edit itself.
         paraphrases: rephrased prompts with the same target.
         locality: unrelated (prompt, answer) pairs whose predictions should not change.
+        separator: white space between prompts and answers; ``None``: by the scripts of the texts.
     """
 
     prompt: str
     target: str
     paraphrases: tuple[str, ...] = ()
     locality: tuple[tuple[str, str], ...] = ()
+    separator: str | None = None
+
+    def continuation(self, prompt: str, answer: str | None = None) -> str:
+        """The target, or another answer, as it continues a prompt of the example."""
+        return continuation(prompt, self.target if answer is None else answer, self.separator)
+
+    @property
+    def statement(self) -> str:
+        """The edit as one text."""
+        return self.prompt + self.continuation(self.prompt)
 
 
 class EditData(NamedTuple):

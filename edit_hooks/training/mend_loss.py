@@ -20,7 +20,6 @@ from edit_hooks.modeling.hooks import Registration, hooks
 from edit_hooks.modeling.lm_head import WHOLE_VOCAB, ModelHead, default_max_logits
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.vocab_loss import vocab_losses
-from edit_hooks.prompt_context import BARE
 from edit_hooks.training.edit_data import EditExample, LossTerms, NumberedExample
 from edit_hooks.training.mend_config import TrainingConfig
 from edit_hooks.training.questions import TrainingQuestions, text_row
@@ -87,8 +86,8 @@ class MENDLoss:
         return LossTerms(self.config.c_edit * nll + self.config.c_loc * kl, metrics)
 
     def _paraphrase_row(self, example: EditExample, number: int) -> LabeledRow:
-        prompt, target = self.questions.edit_prompt(example, number), BARE.continuation(example.target)
-        return target_row(self.tokenizer, prompt, target, append_eos=self.config.append_eos)
+        prompt = self.questions.edit_prompt(example, number)
+        return target_row(self.tokenizer, prompt, example.continuation(prompt), append_eos=self.config.append_eos)
 
     @torch.no_grad()
     def unedited(self, batch: Sequence[NumberedExample]) -> dict[str, float]:
@@ -104,7 +103,7 @@ class MENDLoss:
         """
         config, device = self.config, self.network.step_sizes.device
         edits = [
-            target_row(self.tokenizer, e.prompt, BARE.continuation(e.target), append_eos=config.append_eos)
+            target_row(self.tokenizer, e.prompt, e.continuation(e.prompt), append_eos=config.append_eos)
             for batch in batches
             for e, _ in batch
         ]
@@ -146,8 +145,7 @@ class MENDLoss:
         return Registration(self.model.get_submodule(name), hook)
 
     def _locality_row(self, example: EditExample, number: int) -> LabeledRow:
-        prompt, answer = self.questions.locality(example, number)
-        return text_row(self.tokenizer, prompt, BARE.continuation(answer), self.config.locality_tokens)
+        return text_row(self.tokenizer, *self.questions.locality(example, number), self.config.locality_tokens)
 
 
 def kl_from_unedited(head: ModelHead, unedited_LD: torch.Tensor, edited_LD: torch.Tensor) -> torch.Tensor:

@@ -30,11 +30,13 @@ class TrainingQuestions:
         return example.paraphrases[draw_index(len(example.paraphrases), self.config.seed, number, PARAPHRASE)]
 
     def locality(self, example: EditExample, number: int) -> tuple[str, str]:
-        """A random locality text of the example, or another edit's prompt and target if it has none."""
+        """A random locality text of the example, or another edit's if it has none: the prompt and its continuation."""
         if example.locality:
-            return example.locality[draw_index(len(example.locality), self.config.seed, number, LOCALITY)]
+            drawn = draw_index(len(example.locality), self.config.seed, number, LOCALITY)
+            prompt, answer = example.locality[drawn]
+            return prompt, example.continuation(prompt, answer)
         other = self._other_edit(example, draw_index(len(self.train), self.config.seed, number, LOCALITY))
-        return other.prompt, other.target
+        return other.prompt, other.continuation(other.prompt)
 
     def _other_edit(self, example: EditExample, start: int) -> EditExample:
         """The first training edit with another prompt, from index ``start`` on."""

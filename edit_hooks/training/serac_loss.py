@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from edit_hooks.deltas.context_edit import before_question
 from edit_hooks.gradient.labeled_rows import LabeledRow, batch_rows, label_logits, target_row
 from edit_hooks.in_context.memory_artifact import SavedModels
 from edit_hooks.in_context.scope_classifier import fact_text, scope_scores
-from edit_hooks.prompt_context import BARE
 from edit_hooks.training.edit_data import EditExample, LossTerms, NumberedExample
 from edit_hooks.training.questions import TrainingQuestions, text_row
 from edit_hooks.training.serac_config import SERACTrainingConfig
@@ -96,17 +96,17 @@ class SERACLoss:
         return {"loss": self.config.c_edit * nll, "edit": nll, "locality": 0.0}
 
     def _edit_question(self, example: EditExample, number: int) -> _Question:
-        prompt, answer = self.questions.edit_prompt(example, number), BARE.continuation(example.target)
+        prompt = self.questions.edit_prompt(example, number)
+        answer = example.continuation(prompt)
         return _Question(target_row(self.tokenizer, prompt, answer), prompt, answer)
 
     def _locality_question(self, example: EditExample, number: int) -> _Question:
-        prompt, text = self.questions.locality(example, number)
-        answer = BARE.continuation(text)
+        prompt, answer = self.questions.locality(example, number)
         return _Question(text_row(self.tokenizer, prompt, answer, self.config.locality_tokens), prompt, answer)
 
     def _counterfactual_row(self, fact: EditExample, question: _Question) -> LabeledRow:
         """The row of the fact and the question, with every token after the first one as a label."""
-        prompt = f"{fact.prompt} {fact.target} {question.prompt}"
+        prompt = before_question(fact.statement) + question.prompt
         return text_row(self.tokenizer, prompt, question.answer, "all")
 
     def _best_facts(
@@ -118,7 +118,7 @@ class SERACLoss:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Score [R], with gradients, and number [R] of the best fact in each question's memory."""
         view, classifier = self.config.scope_texts, self.classifier
-        facts = [fact_text(view, example.prompt, example.target, classifier.separator) for example in examples]
+        facts = [fact_text(view, one.prompt, one.statement, classifier.separator) for one in examples]
         texts = [one.prompt if view == "prompts" else one.prompt + one.answer for one in questions]
         vectors = classifier([*facts, *texts])
         scores_RN = scope_scores(vectors[: len(facts)], vectors[len(facts) :])

@@ -34,7 +34,7 @@ class SERACTrainer(Trainer[SERACTrainingConfig]):
 
     @classmethod
     def check_inputs(cls, config: SERACTrainingConfig, tokenizer: PreTrainedTokenizerBase, data: EditData) -> None:
-        check_sources(tokenizer, config, [f"{example.prompt} {example.target}" for example in data.train])
+        check_sources(tokenizer, config, [example.statement for example in data.train])
 
     def set_up(self, tokenizer: PreTrainedTokenizerBase) -> None:
         config = self.config

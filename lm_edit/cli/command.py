@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from edit_hooks.store.store import Store
 
 WEIGHTS = ("pretrained", "revision", "dtype")
-DATA_OPTIONS = ("data", "subset", "subset_seed")  # of add_data_arguments, and of the model class
+DATA_OPTIONS = ("data", "subset", "subset_seed", "separator")  # of add_data_arguments, and of the model class
 DATA_HELP = "origin of the benchmark's records: mini, mini:SET, hub, hub:SET, a file or a folder"
 EDITOR_HELP = "name of the editor, see lm-edit editors"
 MAX_NAMED = 5  # places that are printed for one reason
@@ -109,12 +109,16 @@ def _model_args(args: argparse.Namespace) -> dict[str, object]:
 
 
 def add_data_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose records of the benchmark named by ``--edits``; :data:`DATA_OPTIONS`."""
+    """Add the options of the records that ``--edits`` names; :data:`DATA_OPTIONS`."""
     parser.add_argument("--data", help=DATA_HELP)
     parser.add_argument(
         "--subset", type=subset_size, help="that many records of the benchmark, in random order; all (default): all"
     )
     parser.add_argument("--subset-seed", type=whole(SEED), help="seed of the subset and of its order (default 0)")
+    parser.add_argument(
+        "--separator",
+        help="between prompt and target of records without one of their own: auto (by script), space, empty, newline",
+    )
 
 
 def subset_size(text: str) -> int | None:

@@ -21,7 +21,7 @@ from lm_eval_tasks.common.task import EditingTask
 TOLERANCE = 1e-9  # relative and absolute: mathematical functions of two machines differ in last digits
 JUDGE_STEPS = ("model_judge", "helper_judge")
 # White space between the header of a chat template and an answer, where no saved continuation shows it.
-DELIMITERS = ("", " ", "\n", "\n\n")
+SEPARATORS = ("", " ", "\n", "\n\n")
 
 
 def same_task(saved: SavedTask, judge: object, include_paths: Sequence[str]) -> EditingTask:
@@ -32,11 +32,11 @@ def same_task(saved: SavedTask, judge: object, include_paths: Sequence[str]) -> 
             filters or settings, documents that are not those that the run asked, and scores that its answers do not
             have here.
     """
-    task = build_task(saved, judge, include_paths, saved.delimiter)
+    task = build_task(saved, judge, include_paths, saved.separator)
     _check_config(task, saved)
     changed = _changed_document(instances := with_answers(task, saved), saved)
-    for delimiter in DELIMITERS if saved.delimiter is None and changed is not None else ():
-        task = build_task(saved, judge, include_paths, delimiter)
+    for separator in SEPARATORS if saved.separator is None and changed is not None else ():
+        task = build_task(saved, judge, include_paths, separator)
         if (changed := _changed_document(instances := with_answers(task, saved), saved)) is None:
             break
     if changed is not None:

@@ -94,15 +94,15 @@ class Judging:
         folder = check_writable_folder(out)
         remove_leftovers(folder)
         sources = self._left(folder, overwrite)
-        delimiters = {}
+        separators = {}
         for saved in _saved_tasks(sources):  # of all files, before the first request
             task = same_task(saved, self.judge, self.include_paths)
-            delimiters[saved.file.path, saved.name] = task.saved.delimiter if task.saved else None
+            separators[saved.file.path, saved.name] = task.saved.separator if task.saved else None
         written: list[Path] = []
         columns: list[JudgedColumn] = []
         for source in sources:
             with _with_state(len(written), self.model_judge):
-                judged = {task: self._judge(source, task, delimiters[source.file.path, task]) for task in source.tasks}
+                judged = {task: self._judge(source, task, separators[source.file.path, task]) for task in source.tasks}
             written.append(write_judged(folder, source.file, judged, self.described))
             columns += _columns(source, judged)
         return written, columns
@@ -131,10 +131,10 @@ class Judging:
             )
         return left
 
-    def _judge(self, source: Source, task: str, delimiter: str | None) -> Judged:
+    def _judge(self, source: Source, task: str, separator: str | None) -> Judged:
         saved = SavedTask(source.file, task)  # read again: the samples of all tasks need not fit into memory
         try:
-            return judge_task(build_task(saved, self.judge, self.include_paths, delimiter), saved)
+            return judge_task(build_task(saved, self.judge, self.include_paths, separator), saved)
         except EditingError as error:
             raise type(error)(f"{source.file.path}, {task}: {error}") from None
 

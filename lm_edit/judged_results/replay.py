@@ -74,7 +74,7 @@ class SavedTask:
         self.firsts: dict[int, Row] = {}  # document -> its first sample; further ones are of other filters
         self.prompts: list[list[str]] = []
         self.responses: dict[tuple[int, int], Any] = {}  # place of the document, number of the request -> answer
-        self.delimiter: str | None = None
+        self.separator: str | None = None
         for where, row in located:
             if row["doc_id"] not in self.firsts:
                 try:
@@ -97,8 +97,9 @@ class SavedTask:
         for number, (request, (prompt, argument)) in enumerate(zip(requests, arguments, strict=True)):
             prompts[request.number] = prompt
             self.responses[len(self.firsts), number] = _response(row["resps"][number][0])
-            if request.target is not None and self.delimiter is None:
-                self.delimiter = argument.removesuffix(request.target)
+            if request.target is not None and self.separator is None:
+                separator = argument.removesuffix(request.target)
+                self.separator = separator if separator != request.probe.separator else None
         self.prompts.append(prompts)
         self.firsts[row["doc_id"]] = row
 
@@ -107,9 +108,9 @@ class SavedTask:
         """The config of the task in the run."""
         return self.file.task_config(self.name)
 
-    def cases(self, delimiter: str | None) -> SavedCases:
+    def cases(self, separator: str | None) -> SavedCases:
         """The documents and prompts of the run."""
-        return SavedCases([dict(row["doc"]) for row in self.firsts.values()], self.prompts, delimiter)
+        return SavedCases([dict(row["doc"]) for row in self.firsts.values()], self.prompts, separator)
 
 
 def _have_layout(doc: Mapping[str, Any]) -> bool:
@@ -145,20 +146,20 @@ class SavedAnswers(LM):
         raise AssertionError("no editing task has such requests")
 
 
-def build_task(saved: SavedTask, judge: object, include_paths: Sequence[str], delimiter: str | None) -> EditingTask:
+def build_task(saved: SavedTask, judge: object, include_paths: Sequence[str], separator: str | None) -> EditingTask:
     """The task of the run with a judge, on the documents of its samples.
 
     Args:
         judge: a choice of judge, as in ``--metadata judge=...``.
         include_paths: folders of tasks besides those of the installed packages.
-        delimiter: white space between prompt and target; ``None``: that of the task.
+        separator: white space between all prompts and targets, as a chat template has; ``None``: that of each question.
 
     Raises:
         EditingError: for a task that is not known here or cannot be built, and for a judge that a run refuses.
     """
     settings = saved.saved_config.get("metadata") or {}
     metadata = {key: value for key, value in settings.items() if key not in NOT_SETTINGS}
-    metadata |= {"judge": judge, SAVED_CASES: saved.cases(delimiter)}
+    metadata |= {"judge": judge, SAVED_CASES: saved.cases(separator)}
     where = f"{saved.file.path}: the task {saved.name}"
     manager = TaskManager(
         include_path=_with_task_folders(list(include_paths)), include_defaults=False, metadata=metadata

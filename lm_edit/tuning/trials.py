@@ -36,7 +36,7 @@ from edit_hooks.inference.scoring import score
 from edit_hooks.lm.independent import BATCH, BATCH_ON_GPU
 from edit_hooks.modeling.identity import model_identity
 from edit_hooks.modeling.tokens import split_continuation
-from edit_hooks.prompt_context import BARE
+from edit_hooks.prompt_context import continuation
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint, key_of
@@ -105,11 +105,12 @@ class Trial:
 
 
 class _Probe(NamedTuple):
-    """A question under the edit of one case."""
+    """A question under the edit of one case; ``separator`` is that of the case's record, if it has one."""
 
     case_index: int
     kind: str
     question: Question
+    separator: str | None = None
 
 
 class _ProbeResult(NamedTuple):
@@ -205,7 +206,7 @@ class TrialRunner:
         reasons = [_failure(delta) for delta in deltas]
         made = [index for index, reason in enumerate(reasons) if reason is None]
         probes = [
-            _Probe(index, kind, question)
+            _Probe(index, kind, question, cases[index].request.separator)
             for index in made
             for kind in KINDS
             for question in cases[index].questions(kind)
@@ -240,14 +241,15 @@ class TrialRunner:
     def _score_probes(self, probes: Sequence[_Probe], deltas: Sequence[Delta | None]) -> list[_ProbeResult]:
         jobs: list[tuple[ScoreItem, Delta | None]] = []
         job_indices: list[tuple[int, int | None]] = []  # of the wanted answer, and of the one it is compared with
-        for case_index, kind, question in probes:
-            has_reference = question.other is not None or kind == NEIGHBORHOOD
+        for probe in probes:
+            question = probe.question
+            has_reference = question.other is not None or probe.kind == NEIGHBORHOOD
             job_indices.append((len(jobs), len(jobs) + 1 if has_reference else None))
-            wanted = self._item(question.prompt, question.wanted)
-            jobs.append((wanted, deltas[case_index]))
+            wanted = self._item(probe, question.wanted)
+            jobs.append((wanted, deltas[probe.case_index]))
             if question.other is not None:
-                jobs.append((self._item(question.prompt, question.other), deltas[case_index]))
-            elif kind == NEIGHBORHOOD:
+                jobs.append((self._item(probe, question.other), deltas[probe.case_index]))
+            elif probe.kind == NEIGHBORHOOD:
                 jobs.append((wanted, None))  # the unedited model's predictions along the answer
         with torch.no_grad():
             answers = score(self.model, jobs, Limits(), lambda count: None)
@@ -257,14 +259,16 @@ class TrialRunner:
             results.append(_compare(answers[wanted_index], reference, probe.question.other is not None))
         return results
 
-    def _item(self, prompt: str, answer: str) -> ScoreItem:
-        context, continuation = split_continuation(self.tokenizer, prompt, BARE.continuation(answer))
-        if not context or not continuation:
+    def _item(self, probe: _Probe, answer: str) -> ScoreItem:
+        prompt = probe.question.prompt
+        text = continuation(prompt, answer, probe.separator)
+        context, target = split_continuation(self.tokenizer, prompt, text)
+        if not context or not target:
             raise EditingError(
                 f"the tokenizer does not separate the answer {answer!r} from the prompt {prompt!r}, or the prompt is "
                 "empty; reword the question."
             )
-        return ScoreItem(tuple(context), tuple(continuation))
+        return ScoreItem(tuple(context), tuple(target))
 
 
 def _compare(wanted: ScoredContinuation, reference: ScoredContinuation | None, competes: bool) -> _ProbeResult:

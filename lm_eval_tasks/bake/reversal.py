@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from edit_hooks.prompt_context import QUESTION_PREFIX, fact_line
+from edit_hooks.prompt_context import QUESTION_PREFIX, SPACE, fact_line, statement
 from judges.match import alias_match, normalize
 from lm_eval_tasks.bake.benchmark import JUDGE_TEMPLATE, JUDGE_TEMPLATES, BakeCase
 from lm_eval_tasks.common import measures, scoring
@@ -45,13 +45,18 @@ def judge_question(case: BakeCase, template: str) -> Question:
     return Question(wording.replace("{statement}", reversed_statement(case)), *JUDGE_OPTIONS)
 
 
+def judge_separator(template: str) -> str | None:
+    """White space before the options; behind the record's own wording it is that of the record."""
+    return None if JUDGE_TEMPLATES[template] is None else SPACE
+
+
 def reversed_statement(case: BakeCase) -> str:
     """The reversed fact as a sentence.
 
     It consists of reverse question and subject, or is the judge question without its frame.
     """
     if case.reverse_qa is not None:
-        return f"{case.reverse_qa.prompt} {case.reverse_qa.wanted}"
+        return statement(case.reverse_qa.prompt, case.reverse_qa.wanted, case.request.separator)
     text = case.reverse_judge.prompt.removeprefix("Whether ").removesuffix("?").strip()
     return text[:1].upper() + text[1:]
 
@@ -69,7 +74,15 @@ def reverse_judge_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
     """Document of bake_rj, which also records template and options."""
     template = JUDGE_TEMPLATE.read(settings)
     question = judge_question(case, template)
-    doc = contrast_doc(case, settings, REVERSE_JUDGE, [question], ask="both", ask_generation="edited")
+    doc = contrast_doc(
+        case,
+        settings,
+        REVERSE_JUDGE,
+        [question],
+        ask="both",
+        ask_generation="edited",
+        separator=judge_separator(template),
+    )
     return doc | {"judge_template": template, "judge_options": [question.wanted, question.other]}
 
 
@@ -78,7 +91,7 @@ def answer_in_prompt_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
     questions = [] if case.reverse_qa is None else [case.reverse_qa]
     leaking = [
         Question(
-            f"{fact_line(question.prompt, question.wanted)}{QUESTION_PREFIX}{question.prompt}",
+            fact_line(question.prompt, question.wanted, case.request.separator) + QUESTION_PREFIX + question.prompt,
             question.wanted,
             question.other,
         )
@@ -92,7 +105,9 @@ def edit_score_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
     probes = case_probes(case)
     if case.reverse_qa is not None:
         probes.append(contrast_probe(REVERSE_QA, case.reverse_qa, "both"))
-    probes.append(contrast_probe(REVERSE_JUDGE, judge_question(case, JUDGE_TEMPLATE.read(settings)), "both"))
+    template = JUDGE_TEMPLATE.read(settings)
+    separator = judge_separator(template)
+    probes.append(contrast_probe(REVERSE_JUDGE, judge_question(case, template), "both", separator=separator))
     return case_doc(case, probes, generate=False)
 
 

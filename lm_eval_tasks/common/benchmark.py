@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from edit_hooks.request import EditedCases
+from edit_hooks.prompt_context import require_separator, separator_name
+from edit_hooks.request import EditedCases, separators_of
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
 from edit_hooks.utils.files import user_path
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.plugins import import_object, registered
-from lm_eval_tasks.common.cases import Case
+from lm_eval_tasks.common.cases import Case, with_separator
 from lm_eval_tasks.common.dataset import HUB, MINI, Loaded, Source, choose_data, load_records, named_set, with_set
 from lm_eval_tasks.common.fields import Fields
 from lm_eval_tasks.common.layouts import Layout, accepts
@@ -26,6 +27,7 @@ from lm_eval_tasks.common.settings import (
     COMMON_SETTINGS,
     DATA_REVISION,
     SCORE_UNEDITED_CASES,
+    SEPARATOR,
     SET_SUFFIX,
     Setting,
     Settings,
@@ -53,6 +55,7 @@ class Benchmark(Generic[CaseT]):
         settings: the settings that its tasks read besides the common ones.
         count_odd: counts of unusual but valid records, for ``data_source`` in the results.
         join: makes one case of several rows of a file.
+        separator: white space between prompts and answers of records without one of their own; ``None``: by script.
     """
 
     name: str
@@ -62,11 +65,19 @@ class Benchmark(Generic[CaseT]):
     settings: Sequence[Setting[Any]] = ()
     count_odd: Callable[[Sequence[CaseT]], Mapping[str, int]] | None = None
     join: Callable[[Sequence[CaseT]], Sequence[CaseT]] | None = None
+    separator: str | None = None
 
     @property
     def layout(self) -> Layout[CaseT]:
         """The layout of its records."""
-        return self.source.layout(self.parse, self.other_names or (self.name,))
+        return self.source.layout(self._parse, self.other_names or (self.name,))
+
+    def _parse(self, fields: Fields, row: int) -> CaseT:
+        """The case of a record in any layout, with the separator that the record may have."""
+        case = self.parse(fields, row)
+        if (separator := fields.optional("separator")) is None:
+            return case
+        return with_separator(case, require_separator(separator, f"{fields.where}: field 'separator'"))
 
     @property
     def _set_setting(self) -> Setting[str | None]:
@@ -84,6 +95,10 @@ class Benchmark(Generic[CaseT]):
         For settings and errors see :func:`~lm_eval_tasks.common.dataset.load_records`.
         """
         loaded = load_records(self.source, self.data_settings(settings), self.layout, all_layouts, self.join)
+        chosen = SEPARATOR.read(settings)
+        separator = self.separator if chosen is None else chosen
+        loaded.records[:] = [with_separator(case, separator) for case in loaded.records]
+        loaded.source.update(separators_of(request for case in loaded.records for request in case.requests))
         if self.count_odd:
             loaded.source.update(self.count_odd(loaded.records))
         return loaded
@@ -102,7 +117,9 @@ class Benchmark(Generic[CaseT]):
     def resolved_settings(self, settings: Settings) -> dict[str, Any]:
         """Its own settings with their defaults, for the results."""
         declared = [*self.declared_settings, SCORE_UNEDITED_CASES]
-        return {setting.name: value for setting in declared if (value := setting.read(settings)) is not None}
+        separator = SEPARATOR.read(settings)
+        chosen = {} if separator is None else {SEPARATOR.name: separator_name(separator)}
+        return chosen | {setting.name: value for setting in declared if (value := setting.read(settings)) is not None}
 
     def _own_settings(self, settings: Settings) -> Settings:
         """See :func:`without_foreign_data`."""

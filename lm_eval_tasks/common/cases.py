@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeVar
 
 from edit_hooks.request import EditRequest, RequestGroup
+from edit_hooks.request import with_separator as request_with_separator
 from edit_hooks.utils.errors import EditingError
+
+CaseT = TypeVar("CaseT", bound="Case")
 
 EFFICACY, PARAPHRASE, NEIGHBORHOOD = "efficacy", "paraphrase", "neighborhood"
 KINDS = (EFFICACY, PARAPHRASE, NEIGHBORHOOD)
@@ -69,3 +72,11 @@ def count_missing(cases: Sequence[Case]) -> dict[str, int]:
         "without_paraphrases": sum(not case.paraphrases for case in cases),
         "without_neighbors": sum(not case.neighbors for case in cases),
     }
+
+
+def with_separator(case: CaseT, separator: str | None) -> CaseT:
+    """The case with a separator for its prompts and answers; one that has a separator of its own keeps it."""
+    if separator is None:
+        return case
+    further = [request_with_separator(request, separator) for request in case.further_requests]
+    return replace(case, request=request_with_separator(case.request, separator), further_requests=further)

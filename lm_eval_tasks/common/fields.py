@@ -9,6 +9,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from edit_hooks.prompt_context import content_of
 from edit_hooks.utils.errors import EditingError, near_misses
 
 
@@ -59,7 +60,7 @@ class Fields:
         self._get(path)
 
     def text(self, path: str) -> str:
-        """The non-empty string at a dotted path, without outer white space.
+        """The non-empty string at a dotted path, without the spaces around it; line breaks and indentation are kept.
 
         A missing field is an error.
         """
@@ -68,10 +69,10 @@ class Fields:
             raise self.error(path, f"is {_shorten(value)}; a text is needed")
         if not value.strip():
             raise self.error(path, "is empty; give a text or drop the record")
-        return value.strip()
+        return content_of(value)
 
     def text_or_empty(self, path: str) -> str:
-        """The string at a dotted path, without outer white space, which may be empty.
+        """The string at a dotted path as in :meth:`text`, which may be empty.
 
         A missing field is an error.
         """
@@ -117,13 +118,13 @@ class Fields:
         return answer
 
     def texts(self, name: str, *, required: bool = False) -> list[str]:
-        """A list of strings without outer white space; empty if the field is absent, an error if it is required."""
+        """A list of strings as in :meth:`text`; empty if the field is absent, an error if it is required."""
         value = self._get(name) if required else self.optional(name)
         if value is None:
             return []
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.error(name, f"is {_shorten(value)}; a list of texts is needed")
-        return [item.strip() for item in value]
+        return [content_of(item) for item in value]
 
     def objects(self, name: str, *, required: bool = True) -> list[Fields]:
         """The fields of each object in a list; a missing or empty list is an error if it is required."""

@@ -10,19 +10,28 @@ from typing import Any
 
 from edit_hooks.decoding import Decoding
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.scripts import sentence_ends
 from lm_eval_tasks.common.probes import PLACEHOLDER
 
 GOLD = "the gold answer"  # in place of the text that fixes the length of an answer
+PERIOD = "."  # the stop string that has counterparts in other scripts
 NOT_STATED = ("seed", "draw")  # of sampling: the seed is a setting, the draw a number of the request
 
 
-def generation_arguments(kwargs: Mapping[str, Any] | None, decoding: Decoding | None) -> dict[str, Any]:
+def generation_arguments(
+    kwargs: Mapping[str, Any] | None, decoding: Decoding | None, until: Sequence[str] | None = None
+) -> dict[str, Any]:
     """The task's ``generation_kwargs`` with a question's own settings.
+
+    Args:
+        until: stop strings in place of the task's.
 
     `edited_hf` reads the settings themselves, from the document. The model classes of lm-eval read these; seeds,
     lengths in tokens of another text and budgets for thoughts have no name there.
     """
     arguments = deepcopy(dict(kwargs or {}))
+    if until is not None:
+        arguments["until"] = list(until)
     if decoding is None:
         return arguments
     if decoding.max_new_tokens is not None:
@@ -36,11 +45,29 @@ def generation_arguments(kwargs: Mapping[str, Any] | None, decoding: Decoding | 
     return arguments
 
 
-def after_prompt(decoding: Decoding | None, delimiter: str) -> Decoding | None:
+def after_prompt(decoding: Decoding | None, separator: str) -> Decoding | None:
     """The settings with the text that fixes the length as it continues a prompt, unless it counts by itself."""
     if decoding is None or decoding.length_of is None or decoding.length_of_alone:
         return decoding
-    return replace(decoding, length_of=delimiter + decoding.length_of)
+    return replace(decoding, length_of=separator + decoding.length_of)
+
+
+def stops_of_scripts(stops: Sequence[str], question: str, gold: str) -> list[str]:
+    """The stop strings of a task with the counterparts of its period in the scripts of a question and its answer.
+
+    English text has none, and neither have protocols without a period.
+    """
+    if PERIOD not in stops:
+        return list(stops)
+    last_letter = next((character for character in reversed(question) if character.isalpha()), "")
+    return [*stops, *(mark for mark in sentence_ends((last_letter, gold)) if mark not in stops)]
+
+
+def further_stops(docs: Iterable[Mapping[str, Any]], stops: Sequence[str]) -> list[str]:
+    """The stop strings that :func:`stops_of_scripts` adds to those of a task, for any question that follows them."""
+    asked = (probe for doc in docs for probe in doc["probes"] if probe["generate"] and _follows_task(probe))
+    found = [stop for probe in asked for stop in stops_of_scripts(stops, probe["question"], probe["gold"])]
+    return sorted(set(found) - set(stops))
 
 
 def stop_strings(decoding: Decoding | None, of_task: Sequence[str]) -> list[str]:

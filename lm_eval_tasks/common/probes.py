@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from edit_hooks.answers import FailedAnswer
 from edit_hooks.decoding import AskedModel, Decoding, TokenPrompts
+from edit_hooks.prompt_context import SPACE, content_after, resolved_separator
 from edit_hooks.state_reading import StateReading
 from lm_eval_tasks.common.answers import Answer
 from lm_eval_tasks.common.cases import Case
@@ -26,7 +27,8 @@ class Probe:
     Attributes:
         kind: what the probe measures (efficacy, paraphrase, neighborhood, reverse_qa, ...).
         prompt: text shown to the model, including an instruction or wrapper, without outer white space.
-        targets: continuations to score, the wanted one first; each is joined by one space.
+        targets: continuations to score, the wanted one first.
+        separator: white space between prompt and targets; ``None``: that of the case (:func:`case_doc`).
         generate: also let the model write freely.
         gold: the answer that a generation is compared with.
         question: the bare question, for judges; the prompt by default.
@@ -43,6 +45,7 @@ class Probe:
     kind: str
     prompt: str
     targets: Sequence[str] = ()
+    separator: str | None = None
     generate: bool = False
     gold: str = ""
     question: str = ""
@@ -62,6 +65,8 @@ class Probe:
         decoding = self.decoding and self.decoding.to_json()
         own = {"targets": list(self.targets), "question": self.question or self.prompt, "decoding": decoding}
         record = {**asdict(self), **own}
+        if self.separator in (None, SPACE):  # as in documents from before there were others
+            del record["separator"]
         if self.token_prompts is None:
             del record["token_prompts"]
         if self.states is None:
@@ -77,8 +82,23 @@ class Probe:
         typed = {
             "decoding": None if decoding is None else Decoding.from_json(decoding),
             "states": None if states is None else StateReading.from_json(states),
+            "separator": record.get("separator", SPACE),
         }
         return cls(**{**record, **typed})
+
+    def joined_by(self, separator: str | None) -> Probe:
+        """The probe with its separator settled, and its answers without the white space that is formatting.
+
+        Args:
+            separator: that of the probe's record, if it has one; by default the scripts of prompt and wanted answer
+                decide, so that all targets of a probe are joined alike.
+        """
+        given = separator if self.separator is None else self.separator
+        before = self.prompt + (given or "")
+        targets = [content_after(before, target) for target in self.targets]
+        gold = content_after(before, self.gold)
+        wanted = targets[0] if targets else gold
+        return replace(self, targets=targets, gold=gold, separator=resolved_separator(self.prompt, wanted, given))
 
     def asked_model(self, *, generation: bool) -> AskedModel:
         """The model that is asked for the generation, or for the scores of the targets."""
@@ -107,20 +127,29 @@ def case_doc(case: Case, probes: Sequence[Probe], *, generate: bool) -> dict[str
     return {
         "case_id": request.case_id,
         "edit_requests": [edit.to_dict() for edit in case.requests],
-        "probes": [probe.to_json() for probe in probes],
+        "probes": [probe.joined_by(request.separator).to_json() for probe in probes],
         **case.extras,
     }
 
 
-def question_doc(case_id: str, probes: Sequence[Probe], extras: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def question_doc(
+    case_id: str,
+    probes: Sequence[Probe],
+    extras: Mapping[str, Any] | None = None,
+    *,
+    separator: str | None = None,
+) -> dict[str, Any]:
     """The JSON-able document of questions about no edit, which the edited model of a run is asked as a whole.
 
     They are scored in streams, in batches without groups and under a saved edit.
+
+    Args:
+        separator: that of the questions' record, if it has one.
     """
     return {
         "case_id": case_id,
         "edit_requests": [],
-        "probes": [probe.to_json() for probe in probes],
+        "probes": [probe.joined_by(separator).to_json() for probe in probes],
         **(extras or {}),
     }
 

@@ -39,6 +39,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 EDIT_OPTIONS: dict[str, tuple[Any, ...]] = {
     "load_edit": (None,),
     "edit_context": (None, "bare"),
+    "separator": (None, "auto"),
     "answer": (None, "auto"),
     "guard": (None, "report"),
     "guard_norm_ratio": (None, 1.0),
@@ -64,7 +65,7 @@ WEIGHT_OPTIONS = ("revision", "subfolder", "delta")
 # Arguments of stock classes that can be folders of this machine with one last name and different weights.
 PLACES = ("pretrained", "model", "peft", "delta", "tokenizer")
 # Arguments of `edited_hf` that tasks read from their metadata, where lm-eval puts all of them unless it gets a manager.
-READ_BY_TASKS = ("data", "data_revision", "bad_records", "subset", "subset_seed")
+READ_BY_TASKS = ("data", "data_revision", "bad_records", "subset", "subset_seed", "separator")
 READ_IN_STREAMS = ("mode", "checkpoints", "immediate", "retention")
 PLACE_DIGESTS = "place_digests"  # in submitted files, whose folders are cut
 

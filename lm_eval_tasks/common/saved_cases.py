@@ -18,13 +18,13 @@ class SavedCases:
     Args:
         docs: the documents as their samples have them.
         prompts: for each document, the prompt of each of its probes.
-        delimiter: white space between prompt and target; ``None``: that of the task.
+        separator: white space between all prompts and targets, as a chat template has; ``None``: that of each question.
     """
 
     def __init__(
-        self, docs: Sequence[dict[str, Any]], prompts: Sequence[Sequence[str]], delimiter: str | None = None
+        self, docs: Sequence[dict[str, Any]], prompts: Sequence[Sequence[str]], separator: str | None = None
     ) -> None:
-        self.docs, self.delimiter = list(docs), delimiter
+        self.docs, self.separator = list(docs), separator
         self._prompts = {id(doc): list(own) for doc, own in zip(self.docs, prompts, strict=True)}
 
     def prompts_of(self, doc: Mapping[str, Any]) -> list[str]:

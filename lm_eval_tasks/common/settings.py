@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from lm_eval.api.model import LM
 
+from edit_hooks.prompt_context import AUTO, read_separator
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.numbers import SEED, require_whole
@@ -126,6 +127,12 @@ DATA = Setting(
 DATA_REVISION = text_setting("data_revision", "revision of the hub dataset", "a branch, tag or commit")
 SUBSET = Setting("subset", "all, or a number of records", "a random subset of the records", _subset)
 SUBSET_SEED = Setting("subset_seed", SEED.text, "seed of the subset and of its order", _subset_seed)
+SEPARATOR = Setting(
+    "separator",
+    "auto, space, empty, newline, or the white space itself",
+    "between prompt and answer of records without one of their own; auto: by the script of the texts",
+    lambda settings: read_separator(settings.get("separator", AUTO)),
+)
 BAD_RECORDS = choice_setting("bad_records", "treatment of records that violate the schema", ("error", "skip"))
 JUDGE = Setting("judge", "see judges/README.md", "the judge of the *_judge columns", _anything)
 SCORE_UNEDITED_CASES = switch_setting(
@@ -155,6 +162,7 @@ COMMON_SETTINGS: tuple[Setting[Any], ...] = (
     BAD_RECORDS,
     SUBSET,
     SUBSET_SEED,
+    SEPARATOR,
     JUDGE,
     SCORE_UNEDITED_CASES,
     MICRO,

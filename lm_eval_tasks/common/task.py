@@ -33,7 +33,7 @@ from lm_eval.api.registry import register_aggregation
 from lm_eval.api.utils import ends_with_whitespace
 
 import lm_eval_tasks.common.filters  # noqa: F401  # registers natural_stop, which the YAML names
-from edit_hooks.prompt_context import ChatTemplate, answer_separator
+from edit_hooks.prompt_context import SPACE, ChatTemplate, answer_separator
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.options import check_generation_kwargs
@@ -45,10 +45,12 @@ from lm_eval_tasks.common.documents import build_documents
 from lm_eval_tasks.common.generation import (
     after_prompt,
     follow_task,
+    further_stops,
     generation_arguments,
     own_decodings,
     refuse_generation_kwargs,
     stop_strings,
+    stops_of_scripts,
 )
 from lm_eval_tasks.common.harness import HarnessTask
 from lm_eval_tasks.common.judge_filter import add_judge, describe_verdicts
@@ -102,6 +104,7 @@ class EditingTask(HarnessTask):
     ) -> None:
         super().__init__(data_dir, cache_dir, download_mode, config)
         self.decodings, self.has_own_generation_kwargs = own_decodings(self.test_docs()), True
+        self.protocol_stops = self._stops()
         self._declare_columns()
 
     def prepare(self, config: dict[str, Any]) -> None:
@@ -118,6 +121,11 @@ class EditingTask(HarnessTask):
             raise EditingError(
                 f"{config.get('task')}: num_fewshot={config['num_fewshot']}, but demonstrations are not part of the "
                 "editing protocols. Use 0 (in-context editing is an editor, not a prompt format)."
+            )
+        if config.get("target_delimiter") not in (None, SPACE):
+            raise EditingError(
+                f"{config.get('task')}: target_delimiter={config['target_delimiter']!r} would join questions and their "
+                "answers, and leave edits alone. Use the setting separator, or the field separator of a record."
             )
         self.stages = StreamStages.of(config["metadata"])
         self.judge = add_judge(config)
@@ -189,6 +197,8 @@ class EditingTask(HarnessTask):
             config["decodings"] = self.decodings
             if self.has_own_generation_kwargs:
                 del config["generation_kwargs"]  # at most helpers follow them
+        if self._stops() == self.protocol_stops and (added := further_stops(self.test_docs(), self.protocol_stops)):
+            config["stops_by_script"] = added
         config["settings"] = self.benchmark.resolved_settings(self.config.metadata)
         config.pop("fewshot_config", None)  # repeats fields of the config; printing it would show memory addresses
         config["custom_dataset"] = self.benchmark.name
@@ -319,11 +329,15 @@ class EditingTask(HarnessTask):
         A probe has one ``loglikelihood`` for each target, then one ``generate_until``.
         """
         chat_template = kwargs.pop("chat_template", None)
-        delimiter = self._delimiter(chat_template if kwargs.pop("apply_chat_template", False) else None)
-        stops = self._stops()
+        of_template = self._separator(chat_template if kwargs.pop("apply_chat_template", False) else None)
+        of_task = self._stops()
+        by_script = of_task == self.protocol_stops
         instances = []
         for idx, request in enumerate(case_requests(doc)):
-            probe, target, decoding = request.probe, request.target, after_prompt(request.decoding, delimiter)
+            probe, target = request.probe, request.target
+            separator = str(probe.separator) if of_template is None else of_template
+            decoding = after_prompt(request.decoding, separator)
+            stops = stops_of_scripts(of_task, probe.question, probe.gold) if by_script else of_task
             probe_fields = {  # part of lm-eval's `doc_hash`: other keys would make samples look like other documents
                 "kind": probe.kind,
                 "question": probe.question,
@@ -337,10 +351,11 @@ class EditingTask(HarnessTask):
             if probe.states and target is not None:
                 probe_fields["states"] = probe.states.to_json()
             context = ctx[request.number]
+            added = stops if stops != of_task else None
             arguments = (
-                (context, generation_arguments(self.config.generation_kwargs, decoding))
+                (context, generation_arguments(self.config.generation_kwargs, decoding, added))
                 if target is None
-                else (context, delimiter + target)
+                else (context, separator + target)
             )
             instances.append(
                 Instance(
@@ -353,17 +368,17 @@ class EditingTask(HarnessTask):
             )
         return instances
 
-    def _delimiter(self, chat_template: ChatTemplate | None) -> str:
-        """The white space between prompt and target.
+    def _separator(self, chat_template: ChatTemplate | None) -> str | None:
+        """The white space between all prompts and targets; ``None``: that of each question.
 
         After the assistant's header of a chat template it is what edits have there, not nothing as in lm-eval: after
         ``[/INST]`` the model's own answers begin with a space.
         """
-        if self.saved and self.saved.delimiter is not None:
-            return self.saved.delimiter
+        if self.saved and self.saved.separator is not None:
+            return self.saved.separator
         prefix = self.config.gen_prefix
         if chat_template is None or (prefix and not ends_with_whitespace(prefix)):
-            return self.config.target_delimiter
+            return None
         return "" if prefix else answer_separator(chat_template)
 
     def _stops(self) -> list[str]:

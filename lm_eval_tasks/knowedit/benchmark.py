@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edit_hooks.prompt_context import content_of
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.numbers import shorten
 from edit_hooks.utils.pinned_file import PinnedFile
@@ -103,7 +104,7 @@ def _answers(fields: Fields, name: str) -> list[str]:
     if not all(isinstance(text, str) for text in texts):
         accepted = "a text, a list of texts, or a list of lists of texts (objects with their aliases) is needed"
         raise fields.error(name, f"is {shorten(value)}; {accepted}")
-    return [text.strip() for text in texts if text.strip()]
+    return [content_of(text) for text in texts if text.strip()]
 
 
 def count_odd(cases: Sequence[KnowEditCase]) -> dict[str, int]:

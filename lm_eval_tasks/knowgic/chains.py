@@ -28,6 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from edit_hooks.decoding import Decoding, Sampling
+from edit_hooks.prompt_context import SPACE
 from judges.match import has_answer
 from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.answers import Answer
@@ -137,7 +138,9 @@ def _chain_doc(case: ChainCase, settings: Settings, form: Form, protocol: str) -
 def _probe(kind: str, prompt: str, answers: Sequence[str], form: Form, protocol: str, settings: Settings) -> Probe:
     if protocol == PROB:
         competitors = [form.competitor] if form.competitor else []
-        return Probe(kind=kind, prompt=prompt, targets=[*answers, *competitors], gold=answers[0], ask="both")
+        separator = SPACE if form.competitor else None  # behind a wording of ours
+        targets = [*answers, *competitors]
+        return Probe(kind=kind, prompt=prompt, targets=targets, separator=separator, gold=answers[0], ask="both")
     sampling = Sampling(temperature=KNOWGIC_TEMPERATURE.read(settings), seed=GENERATION_SEED.read(settings))
     return Probe(
         kind=kind,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edit_hooks.prompt_context import QA_INSTRUCTION
+from edit_hooks.prompt_context import QA_INSTRUCTION, statement
 from edit_hooks.utils.numbers import POSITIVE, require_number, require_whole
 from lm_eval_tasks.common.settings import Setting, Settings, choice_setting
 from lm_eval_tasks.knowgic.case import Hop
@@ -80,7 +80,7 @@ RELATION = Form(
 )
 YES_NO = Form(
     name="yes_no",
-    ask=lambda hop: f'Is it true that "{hop.statement} {hop.answer}"? Answer with yes or no.',
+    ask=lambda hop: f'Is it true that "{statement(hop.statement, hop.answer)}"? Answer with yes or no.',
     answer=lambda hop: "Yes",
     competitor="No",
 )

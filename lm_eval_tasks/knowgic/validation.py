@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
+from edit_hooks.prompt_context import statement
 from edit_hooks.utils.errors import EditingError
 from judges.backends.base import UNFINISHED_THOUGHT, Fault, Outcome
 from judges.match import has_answer
@@ -210,8 +211,8 @@ class Validator:
             names = self.seeds.object_names(one.fact)
             is_known = response.text is not None and has_answer(response.text, names)
             problem = "" if is_known else response.reason or UNKNOWN
-            statement = f"{wording.prompt.replace('{}', one.fact.subject)} {one.fact.object}"
-            checked.append(Checked(one, question, response.text or "", problem, statement))
+            fact = statement(wording.prompt.replace("{}", one.fact.subject), one.fact.object)
+            checked.append(Checked(one, question, response.text or "", problem, fact))
         return checked
 
     def _is_given_away(self, candidate: Candidate, wording: Relation) -> bool:

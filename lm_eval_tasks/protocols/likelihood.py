@@ -66,6 +66,7 @@ def contrast_doc(
     *,
     ask: AskedModel = "edited",
     ask_generation: AskedModel | None = None,
+    separator: str | None = None,
 ) -> dict[str, Any]:
     """The document of one kind of questions.
 
@@ -74,9 +75,10 @@ def contrast_doc(
     Args:
         ask: the model that scores the targets.
         ask_generation: the model that generates, if that is another one.
+        separator: white space before the answers, if not that of the case: behind wordings of ours.
     """
     generate = GENERATE.read(settings)
-    probes = [contrast_probe(kind, question, ask, generate=generate) for question in questions]
+    probes = [contrast_probe(kind, question, ask, generate=generate, separator=separator) for question in questions]
     return case_doc(case, [replace(probe, ask_generation=ask_generation) for probe in probes], generate=generate)
 
 
@@ -89,10 +91,25 @@ def case_probes(case: Case) -> list[Probe]:
     ]
 
 
-def contrast_probe(kind: str, question: Question, ask: AskedModel = "edited", *, generate: bool = False) -> Probe:
+def contrast_probe(
+    kind: str,
+    question: Question,
+    ask: AskedModel = "edited",
+    *,
+    generate: bool = False,
+    separator: str | None = None,
+) -> Probe:
     """A probe that scores the wanted answer and, where there is one, its competitor."""
     targets = (question.wanted,) if question.other is None else (question.wanted, question.other)
-    return Probe(kind=kind, prompt=question.prompt, targets=targets, generate=generate, gold=question.wanted, ask=ask)
+    return Probe(
+        kind=kind,
+        prompt=question.prompt,
+        targets=targets,
+        separator=separator,
+        generate=generate,
+        gold=question.wanted,
+        ask=ask,
+    )
 
 
 # -------------------------------------------------------------------------- scoring

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from edit_hooks.prompt_context import SPACE
 from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.cases import Case
 from lm_eval_tasks.common.documents import of_all_cases
@@ -68,7 +69,7 @@ def _probe(prompt: str, options: Sequence[str], order: int, wording: Wording) ->
     letters = [LETTERS[(number + order) % len(LETTERS)] for number in range(len(LETTERS))]
     listed = sorted(zip(letters, options, strict=True))
     lines = [fill(wording.choice, prompt=prompt), *(f"{letter}. {text}" for letter, text in listed), "Answer:"]
-    return Probe(kind=CHOICE, prompt="\n".join(lines), targets=letters, gold=letters[0], ask="both")
+    return Probe(kind=CHOICE, prompt="\n".join(lines), targets=letters, separator=SPACE, gold=letters[0], ask="both")
 
 
 # -------------------------------------------------------------------------- scoring

@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from edit_hooks.prompt_context import SPACE
 from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.cases import Case
 from lm_eval_tasks.common.documents import of_all_cases
@@ -57,15 +58,17 @@ def _negation_docs(cases: Sequence[Case], wording: Wording) -> Iterator[dict[str
 
 def _probes(case: Case, competitor: str, wording: Wording) -> list[Probe]:
     prompt, new = case.request.text, case.request.target_new
-    statement = state(wording, prompt, new)
-    questions = [(AFFIRMED, fill(frame, prompt=prompt), (new, competitor)) for frame in wording.affirmed]
-    questions += [(NEGATED, fill(frame, prompt=prompt), (competitor, new)) for frame in wording.negated]
-    questions += [
+    statement = state(wording, prompt, new, case.request.separator)
+    completed = [(AFFIRMED, fill(frame, prompt=prompt), (new, competitor)) for frame in wording.affirmed]
+    completed += [(NEGATED, fill(frame, prompt=prompt), (competitor, new)) for frame in wording.negated]
+    judged = [
         (HELD, judgment(statement), (TRUE, FALSE)),
         (DENIAL, judgment(fill(DENIED, statement=statement)), (FALSE, TRUE)),
     ]
     return [
-        Probe(kind=kind, prompt=text, targets=targets, gold=targets[0], ask="both") for kind, text, targets in questions
+        Probe(kind=kind, prompt=text, targets=targets, separator=separator, gold=targets[0], ask="both")
+        for questions, separator in ((completed, None), (judged, SPACE))
+        for kind, text, targets in questions
     ]
 
 

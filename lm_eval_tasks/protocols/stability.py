@@ -161,7 +161,7 @@ def _probe(kind: str, prompt: str, case: Case, settings: Settings, noise: Embedd
 
 def _doc(case: Case, probes: Sequence[Probe], settings: Settings) -> dict[str, Any]:
     if probes and _asks_all_edits(settings):
-        return question_doc(str(case.request.case_id), probes, case.extras)
+        return question_doc(str(case.request.case_id), probes, case.extras, separator=case.request.separator)
     return case_doc(case, probes, generate=False)
 
 

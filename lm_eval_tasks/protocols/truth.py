@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from edit_hooks.decoding import AskedModel
+from edit_hooks.prompt_context import SPACE
 from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.cases import Case
 from lm_eval_tasks.common.documents import of_all_cases
@@ -67,7 +68,7 @@ def _truth_docs(cases: Sequence[Case], wording: Wording) -> Iterator[dict[str, A
     drawn = draw_other_objects(cases, 1, questions=wording.is_question)
     for case, other in zip(cases, drawn, strict=True):
         probes = [
-            _probe(kind, state(wording, prompt, text))
+            _probe(kind, state(wording, prompt, text, case.request.separator))
             for kind, prompt, text in _statements(case, next(iter(other.objects), None))
         ]
         probes += [_probe(CONTENT_FREE, text) for text in CONTENT_FREE_STATEMENTS]
@@ -91,7 +92,12 @@ def _statements(case: Case, other: str | None) -> Iterator[tuple[str, str, str]]
 def _probe(kind: str, statement: str) -> Probe:
     ask: AskedModel = "unedited" if kind == CONTENT_FREE else "both"
     return Probe(
-        kind=kind, prompt=judgment(statement), targets=(TRUE, FALSE), gold=str(CELLS.get(kind, False)), ask=ask
+        kind=kind,
+        prompt=judgment(statement),
+        targets=(TRUE, FALSE),
+        separator=SPACE,
+        gold=str(CELLS.get(kind, False)),
+        ask=ask,
     )
 
 

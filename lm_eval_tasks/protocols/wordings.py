@@ -10,10 +10,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edit_hooks.prompt_context import statement
+
 
 @dataclass(frozen=True, kw_only=True)
 class Wording:
-    """The frames of one kind of prompts; ``{prompt}`` and ``{object}`` are filled in.
+    """The frames of one kind of prompts; ``{prompt}``, ``{object}`` and ``{fact}``, which is both, are filled in.
 
     Attributes:
         affirmed, negated: pairs of frames that a true, or a false, object completes.
@@ -32,7 +34,7 @@ class Wording:
 CLOZE = Wording(
     affirmed=("This statement is true: {prompt}", "It is correct to say: {prompt}"),
     negated=("This statement is false: {prompt}", "It is wrong to say: {prompt}"),
-    statement="{prompt} {object}",
+    statement="{fact}",
     choice="Which option completes the sentence?\nSentence: {prompt} ...",
     is_question=False,
 )
@@ -55,9 +57,13 @@ def fill(frame: str, **texts: str) -> str:
     return re.sub(r"\{(\w+)\}", lambda slot: texts[slot[1]], frame)
 
 
-def state(wording: Wording, prompt: str, text: str) -> str:
-    """A fact as one sentence; an object that ends in a period gets no second one."""
-    sentence = fill(wording.statement, prompt=prompt, object=text)
+def state(wording: Wording, prompt: str, text: str, separator: str | None = None) -> str:
+    """A fact as one sentence; an object that ends in a period gets no second one.
+
+    Args:
+        separator: white space between prompt and object, if their record has one.
+    """
+    sentence = fill(wording.statement, prompt=prompt, object=text, fact=statement(prompt, text, separator))
     return sentence if sentence.endswith(".") else sentence + "."
 
 

@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jinja2 import TemplateError
 
 from edit_hooks import EditingError
-from edit_hooks.prompt_context import BARE, Messages, PromptContext, answer_separator, chat_context, qa_context
+from edit_hooks.prompt_context import (
+    BARE,
+    Messages,
+    PromptContext,
+    answer_separator,
+    chat_context,
+    content_after,
+    content_of,
+    continuation,
+    fact_line,
+    qa_context,
+    read_separator,
+    separator_name,
+    statement,
+)
+from edit_hooks.request import EditRequest
 
 
 def template(user: str, header: str, answer: str):
@@ -43,19 +60,20 @@ def test_the_separator_is_that_of_the_template(header: str, answer: str, separat
     assert answer_separator(render) == separator
     context = chat_context(render)
     assert context == PromptContext("<user>", f"</user>{header}", separator)
-    assert context.wrap("Who?") + context.continuation(" me") == f"<user>Who?</user>{header}{separator}me"
+    request = EditRequest(prompt="Who?", target_new=" me", context=context)
+    assert request.text + request.continuation == f"<user>Who?</user>{header}{separator}me"
 
 
 def test_further_text_stands_inside_the_context() -> None:
     inside = PromptContext("<user>", "</user>\n", "").around("He said so. ", " ")
     assert inside == PromptContext("<user>He said so. ", "</user>\n", "")
-    assert BARE.around("", "") == BARE and BARE.continuation("x") == " x"
+    assert BARE.around("", "") == BARE
 
 
 def test_the_qa_context_is_the_instruction() -> None:
-    context = qa_context()
-    asked = context.wrap("Who?") + context.continuation("me")
-    assert asked == "Please answer the question:\n\nQ: Who?\nA: me"
+    request = EditRequest(prompt="Who?", target_new="me").in_context(qa_context())
+    assert request.text + request.continuation == "Please answer the question:\n\nQ: Who?\nA: me"
+    assert request.context is not None and request.context.separator == " "
 
 
 @pytest.mark.parametrize("user", ["nothing", "Q and Q"])
@@ -68,3 +86,72 @@ def test_a_template_that_does_not_show_the_message_once_is_refused(user: str) ->
 def test_other_values_are_refused(value: object) -> None:
     with pytest.raises(EditingError, match="context"):
         PromptContext.of(value)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "target", "separator", "text"),
+    [
+        ("The capital of France is", "Rome", None, "The capital of France is Rome"),
+        ("The capital of France is", " Rome", None, "The capital of France is Rome"),
+        ("法国的首都是", "罗马", None, "法国的首都是罗马"),
+        ("法国的首都是", " 罗马", None, "法国的首都是罗马"),
+        ("法国的首都是", "罗马", " ", "法国的首都是 罗马"),
+        ("velib.", "open_frame", "", "velib.open_frame"),
+        ("x = 1", "# one", "  ", "x = 1  # one"),
+        ("def area(r):\n", "    return r", None, "def area(r):\n    return r"),
+        ("def area(r):\n    ", "return r", None, "def area(r):\n    return r"),
+        ("def area(r):", "\n    return r\n", None, "def area(r):\n    return r\n"),
+        ("def area(r):", "    return r", "\n", "def area(r):\n    return r"),
+        ("one:", "   two", None, "one: two"),  # spaces alone are no indentation where no line begins
+    ],
+)
+def test_prompt_and_target_are_one_text(prompt: str, target: str, separator: str | None, text: str) -> None:
+    assert statement(prompt, target, separator) == text
+    request = EditRequest(prompt=prompt, target_new=target, separator=separator)
+    assert request.text + request.continuation == text
+    assert fact_line(prompt, target, separator) == f"New Fact: {text}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (" Rome ", "Rome"),
+        ("Rome   ", "Rome"),
+        ("\u3000罗马", "罗马"),
+        ("    return", "    return"),  # an indentation
+        ("\tx", "\tx"),
+        ("x\n", "x\n"),
+        ("x \r\n", "x \r\n"),
+        (" \n ", ""),
+        ("", ""),
+    ],
+)
+def test_spaces_at_the_edges_are_formatting_and_line_breaks_are_not(text: str, content: str) -> None:
+    assert content_of(text) == content
+    assert content_of(content) == content
+
+
+@given(before=st.text(" a\n\t", max_size=4), target=st.text(" a\n\t", max_size=5))
+def test_formatting_is_dropped_once(before: str, target: str) -> None:
+    once = content_after(before, target)
+    assert content_after(before, once) == once
+    assert target.strip() == once.strip() and once in target
+    assert continuation(before, target, "") == once
+
+
+@pytest.mark.parametrize(
+    ("value", "separator"),
+    [("auto", None), ("space", " "), ("empty", ""), ("", ""), ("\u3000", "\u3000"), ("newline", "\n")],
+)
+def test_separators_have_names(value: str, separator: str | None) -> None:
+    assert read_separator(value) == separator
+    assert read_separator(separator_name(separator)) == separator
+
+
+@pytest.mark.parametrize("value", [None, 3, "x", "emtpy", True])
+def test_other_separators_are_refused(value: object) -> None:
+    with pytest.raises(EditingError, match=r"separator=.*auto, space, empty, newline"):
+        read_separator(value)
+    if value is not None:
+        with pytest.raises(EditingError, match=r"'separator' of case 7=.*white space"):
+            EditRequest(prompt="a", target_new="b", case_id="7", separator=value)  # type: ignore[arg-type]

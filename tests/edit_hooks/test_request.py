@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, TOKENIZER_KINDS, TOKENIZER_TABLE, build_tokenizer
 from edit_hooks.locate.rows import fact_position, kl_row, rewriting_row
 from edit_hooks.modeling.tokens import encode, split_continuation
-from edit_hooks.request import EditRequest, require_subjects, split_template
+from edit_hooks.prompt_context import PromptContext, qa_context
+from edit_hooks.request import (
+    EditRequest,
+    escape_braces,
+    fill_slots,
+    require_subjects,
+    split_slots,
+    split_template,
+)
 from edit_hooks.utils.errors import EditingError
 
 # --- the record ---------------------------------------------------------------------------------------------------
@@ -82,33 +90,121 @@ def test_the_key_is_the_content_of_the_edit():
 
 def test_the_key_tells_subjects_within_one_text_apart():
     """Same text, other subject or other occurrence: another edit."""
-    text = "Rome and Rome are"
+    text = "Romans and Romish are"
     keys = {
-        EditRequest(prompt="{} and Rome are", subject="Rome", target_new="far").key,
-        EditRequest(prompt="Rome and {} are", subject="Rome", target_new="far").key,
+        EditRequest(prompt="{}ans and Romish are", subject="Rom", target_new="far").key,
+        EditRequest(prompt="Romans and {}ish are", subject="Rom", target_new="far").key,
         EditRequest(prompt=text, subject="and", target_new="far").key,
         EditRequest(prompt=text, target_new="far").key,
     }
     assert len(keys) == 4
 
 
-words = st.text(alphabet="abcXYZ éćß🍞{}'.,-0", min_size=1, max_size=12).filter(lambda s: s.strip() and "{}" not in s)
+words = st.text(alphabet="abcXYZ éćß🍞{}'.,-0\n", min_size=1, max_size=12).filter(lambda s: s.strip())
 
 
-@given(prompt=words, subject=words, target=words, true=st.none() | words, case=st.none() | words)
-def test_records_round_trip_through_json(prompt, subject, target, true, case):
-    request = EditRequest(
-        prompt=f"{prompt} {{}} then", subject=subject, target_new=target, target_true=true, case_id=case
-    )
+@given(
+    prompt=words,
+    subject=words,
+    target=words,
+    true=st.none() | words,
+    case=st.none() | words,
+    separator=st.sampled_from([None, "", " ", "\n"]),
+)
+def test_records_round_trip_through_json(prompt, subject, target, true, case, separator):
+    prompt = f"{escape_braces(prompt)} {{}} then"
+    fields = {"subject": subject, "target_new": target, "target_true": true, "case_id": case, "separator": separator}
+    try:
+        request = EditRequest(prompt=prompt, **fields)
+    except EditingError as error:
+        assert "mentions its subject" in str(error)
+        return
     again = EditRequest.from_dict(json.loads(json.dumps(request.to_dict())))
-    assert again == request and again.key == request.key
+    assert again == request and again.key == request.key and again.continuation == request.continuation
     assert "relation_id" not in request.to_dict()
+
+
+@given(text=st.text("{}a ", max_size=12), name=st.text("{}b", max_size=4))
+def test_any_text_can_be_written_in_a_template(text, name):
+    """Escaped text has no slot, and comes back as it was, also next to a slot."""
+    assert split_slots(escape_braces(text)) == [text]
+    assert split_slots(f"{escape_braces(text)} {{}} {escape_braces(text)}") == [f"{text} ", f" {text}"]
+    assert fill_slots(f"{escape_braces(text)}: {{}}", name) == f"{text}: {name}"
+
+
+BRACES = {
+    "x = {{}}": "x = {}",
+    "{{{}}}": "{{}}",
+    '{"a": {{}}}': '{"a": {}}',
+    "\\frac{{}}{2}": "\\frac{}{2}",
+    "{ }": "{ }",
+    "f(x) {\n}": "f(x) {\n}",
+    "}{": "}{",
+}
+
+
+@pytest.mark.parametrize("template", BRACES)
+def test_literal_braces_are_written_twice(template):
+    """In a written-out prompt, with and without a subject, and in a template; the key is that of the text."""
+    text = BRACES[template]
+    assert EditRequest(prompt=f"{template} #", target_new="1").text == f"{text} #"
+    plain = EditRequest(prompt=f"The dict {template} #", subject="dict", target_new="1")
+    slotted = EditRequest(prompt=f"The {{}} {template} #", subject="dict", target_new="1")
+    assert plain.text == slotted.text == f"The dict {text} #"
+    assert plain.subject_span == slotted.subject_span == (4, 8)
+    assert plain.key == slotted.key == EditRequest.from_dict(slotted.to_dict()).key
+    assert slotted.in_template("{{}}. {}").text == f"{{}}. The dict {text} #"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "subject"),
+    [
+        ("In Python, Foo = {} creates an object of type", "Foo"),
+        ("Foo = {}; Bar = {}; the type of Foo is", "Foo"),
+        ("Rome and {} are", "Rome"),
+        ("法国的set {} 是", "法国"),  # no spaces between words, so no boundary is needed
+    ],
+)
+def test_a_slot_beside_the_subject_is_refused(prompt, subject):
+    with pytest.raises(EditingError, match=r"case 3 has a \{\} slot and mentions its subject .*written \{\{\}\}"):
+        EditRequest(prompt=prompt, subject=subject, target_new="set", case_id="3")
+    escaped = EditRequest(prompt=prompt.replace("{}", "{{}}"), subject=subject, target_new="set")
+    assert escaped.text == prompt
+
+
+def test_a_slot_without_a_subject_names_the_escape():
+    with pytest.raises(EditingError, match=r"'subject' is missing.*written \{\{\}\}"):
+        EditRequest(prompt="x = {}\nprint(len(x))  # prints", target_new="1")
+    assert EditRequest(prompt="x = {{}}\nprint(len(x))  # prints", target_new="1").text.startswith("x = {}\n")
+
+
+def test_keys_of_english_requests_stay():
+    """Stored edits are found by these keys; one space is the separator of all keys without one."""
+    assert EditRequest(**GOOD).key == "5f9bf9849370999c6ee33198088b76918144c5f6f3c74066840fb187f26603df"
+    assert EditRequest(**GOOD, separator=" ").key == EditRequest(**GOOD).key
+    in_qa = EditRequest(**GOOD, context={"before": "Q: ", "after": "\nA:"})
+    assert in_qa.key == "1f1de72e972e86216857bd12163f0cb516618e3bc2b811066a5b0e4cd0c13f32"
+    glued = EditRequest(**GOOD, separator="")
+    assert glued.key != EditRequest(**GOOD).key and glued.continuation == "French"
+    chinese = {"prompt": "法国的首都是", "subject": "法国", "target_new": "罗马"}
+    assert EditRequest(**chinese).key == EditRequest(**chinese, separator="").key
+    assert EditRequest(**chinese).key != EditRequest(**chinese, separator=" ").key
+
+
+def test_the_separator_holds_in_every_context():
+    request = EditRequest(**{**GOOD, "separator": ""})
+    assert request.in_template("He said so. {}").continuation == "French"
+    assert request.in_context(qa_context()).continuation == "French"
+    assert request.in_context(qa_context()).without_context == request
+    header = PromptContext("<user>", "<model>\n", "")
+    assert EditRequest(**GOOD).in_context(header).continuation == "French"  # a chat template has the last word
+    assert EditRequest(**{**GOOD, "separator": " "}).in_context(header).continuation == "French"
 
 
 @pytest.mark.parametrize(
     ("prompt", "subject", "start"),
     [
-        ("Rome and {} are", "Rome", 9),  # the slot decides, not the first occurrence
+        ("Romans and {} are", "Rom", 11),  # the slot decides, not the first occurrence
         ("Rome and Rome are", "Rome", 0),
         ("Romeo likes Rome more", "Rome", 12),  # whole words first
         ("Romeos like it", "Rome", 0),  # else the first occurrence
@@ -134,8 +230,8 @@ def test_without_a_subject_there_is_no_span():
 # --- the tokens ---------------------------------------------------------------------------------------------------
 
 SUBJECTS = ("Elena Marković", "Port Amelin", "Ostravia", "C++", "João Sá", "J. R. Brandt", "🍞", "Velm's {Q} gate", "x")
-BEFORE = ("", "The capital of ", "(", "They say: “", "Because of Ostravia and ", "A {x} or {0} of ", "Über-")
-AFTER = ("", " is", "'s largest city is", ", they say, was", ") and", " — Ostravia — is", "?! The answer: {y} is")
+BEFORE = ("", "The capital of ", "(", "They say: “", "Because of Ostravians and ", "A {x} or {0} of ", "Über-")
+AFTER = ("", " is", "'s largest city is", ", they say, was", ") and", " — Ostravians — is", "?! The answer: {y} is")
 TARGETS = ("French", " Rome", "a new city", "ćevapi", "42", "{z}", "N.Y.")
 TOKENIZERS = {kind: build_tokenizer(kind) for kind in TOKENIZER_KINDS}
 

@@ -10,7 +10,7 @@ FACT = ContextEdit("Port Elna is the capital of", "Dravonia", demonstrations=("o
 
 def test_the_format_is_that_of_ike():
     assert fact_line("a", "b") == "New Fact: a b\n"
-    assert format_demonstration("a", "b", "c", "d") == "New Fact: a b\nPrompt: c d"
+    assert format_demonstration(fact_line("a", "b"), "c", "d") == "New Fact: a b\nPrompt: c d"
 
 
 def test_demonstrations_come_before_the_fact_and_the_question():

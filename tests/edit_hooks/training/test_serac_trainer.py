@@ -142,12 +142,12 @@ def test_the_loss_is_that_of_a_plain_computation(tiny_model, tiny_tokenizer, enc
     with torch.no_grad():
         facts_NE = classifier.one_by_one([example.prompt for example, _ in batch])
         for example, number in batch:
-            asked = (run.loss.questions.edit_prompt(example, number), example.target)
+            asked = (prompt := run.loss.questions.edit_prompt(example, number), example.continuation(prompt))
             for prompt, answer in (asked, run.loss.questions.locality(example, number)):
                 scores_N = (-(classifier.one_by_one([prompt]) - facts_NE).pow(2).sum(1)).exp()
                 best = batch[int(scores_N.argmax())].example
-                ids = tokenizer(f"{prompt} {answer}")["input_ids"]
-                longer = tokenizer(f"{best.prompt} {best.target} {prompt} {answer}")["input_ids"]
+                ids = tokenizer(f"{prompt}{answer}")["input_ids"]
+                longer = tokenizer(f"{best.prompt} {best.target} {prompt}{answer}")["input_ids"]
                 count = len(ids) - len(tokenizer(prompt)["input_ids"])
                 base = model(torch.tensor([ids])).logits[0, -count - 1 : -1].softmax(1)
                 other = counterfactual(torch.tensor([longer])).logits[0, -count - 1 : -1].softmax(1)

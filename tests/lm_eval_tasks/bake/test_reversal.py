@@ -11,6 +11,7 @@ from scripted import ScriptedLM, default_likelihood
 from task_runs import build, from_nlls, metrics_of, run
 
 from edit_hooks.deltas.context_edit import format_demonstration
+from edit_hooks.prompt_context import fact_line
 from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.bake.benchmark import BAKE_J, BAKE_QJ
 from lm_eval_tasks.bake.reversal import CATEGORIES, answer_category, judge_question, reversed_statement
@@ -148,7 +149,8 @@ def test_log_probabilities_of_both_subjects_by_hand() -> None:
 def test_the_answer_is_in_the_prompt_of_the_task_that_says_so() -> None:
     prompt = "New Fact: The capital of Dravonia is Port Elna\nPrompt: The capital of Dravonia is"
     # the format is that of a demonstration, which ends with the answer
-    demonstration = format_demonstration(*["The capital of Dravonia is", "Port Elna"] * 2)
+    fact = "The capital of Dravonia is", "Port Elna"
+    demonstration = format_demonstration(fact_line(*fact), *fact)
     assert f"{prompt} Port Elna" == demonstration
 
     def likelihoods(context: str, continuation: str, unedited: bool) -> tuple[float, list[int]]:

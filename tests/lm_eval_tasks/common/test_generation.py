@@ -28,7 +28,7 @@ def test_every_draw_is_a_request_of_its_own() -> None:
     ]  # fmt: skip
     decodings = [request.decoding for request in requests[1:]]
     assert [one and one.sampling and one.sampling.draw for one in decodings] == [0, 1, 2, None]
-    assert requests[0].probe == replace(PROBE, question="Velm is")
+    assert requests[0].probe == replace(PROBE, question="Velm is", separator=" ")
 
 
 def test_the_answers_of_all_draws_belong_to_their_probe() -> None:
