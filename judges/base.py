@@ -89,7 +89,7 @@ class Report:
         num_distinct: distinct answers.
         num_stored: distinct answers whose reply was in the verdict store.
         num_calls: requests sent, retries included.
-        prompt_tokens, reply_tokens: token counts that the server reported for the new replies.
+        prompt_tokens, reply_tokens: token counts of the new replies: those that the server reported, or estimates.
         reasons: unscored reason -> number of answers.
         num_unreadable: answers with a reply that holds no verdict.
         unreadable_reply: the first such reply.

@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ _HEADER_AND_BODY = re.compile(r"---\n(?P<header>.*?)\n---\n(?P<body>.*)", re.DOT
 _MARKUP = frozenset("<>[]{}|`")
 
 Chat = list[dict[str, str]]
+CHARACTERS_PER_TOKEN = 4  # rule of thumb for English, precise enough for a budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,11 @@ def _are_labels(labels: object) -> bool:
     if not isinstance(labels, Mapping) or not all(isinstance(word, str) and word.isalnum() for word in labels):
         return False
     return set(map(str, labels.values())) == set(LABELS)
+
+
+def estimate_tokens(chat: Chat) -> int:
+    """Estimate the tokens of a chat from its characters."""
+    return math.ceil(sum(len(message["content"]) for message in chat) / CHARACTERS_PER_TOKEN)
 
 
 def quote(text: str) -> str:

@@ -20,6 +20,7 @@ from edit_hooks.utils.json_io import parse_json
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, SHARE, require_number, require_numbers, require_whole
 from edit_hooks.utils.yaml_io import read_yaml
 from judges.checkpoint import commit_of, folder_digest, folder_of
+from judges.keys import refuse_keys
 
 JUDGE_VARIABLE = "LM_EDIT_JUDGE"  # environment variable with the default judge
 OFF = "off"
@@ -94,7 +95,7 @@ class JudgeSettings:
         api_key_env: name of the environment variable with the API key. Default: ``OPENAI_API_KEY``, but
             ``LM_EDIT_JUDGE_API_KEY`` if ``base_url`` is set, so that a server never receives another provider's key.
         concurrency: parallel requests of each process.
-        timeout: seconds without a response after which an attempt fails.
+        timeout: seconds of a whole request after which an attempt fails.
         max_attempts: attempts per answer.
         max_wait: longest pause before a retry, in seconds. If the server requests a longer one, the answer fails.
         give_up_after: consecutive failed answers after which no more requests are sent.
@@ -138,6 +139,8 @@ class JudgeSettings:
     allow_edited_checkpoint: bool = False
 
     def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):
+            refuse_keys(f"judge {item.name}", getattr(self, item.name))
         if self.backend not in BACKENDS:
             raise EditingError(f"judge backend {self.backend!r} is unknown. Accepted: {', '.join(BACKENDS)}.")
         if not isinstance(self.model, str) or not self.model.strip():
@@ -160,6 +163,7 @@ class JudgeSettings:
                 "key itself into that variable only."
             )
         if self.backend == "openai":
+            refuse_keys("judge OPENAI_BASE_URL", self.url)
             _check_url(self.url)
 
     @property
@@ -237,6 +241,7 @@ def with_settings(source: object, settings: Mapping[str, object]) -> object:
 
 def _given_values(source: object, folder: Path | None, how_to: str) -> dict[str, Any]:
     """The settings that a source and its preset name."""
+    refuse_keys("judge", source)
     if isinstance(source, Mapping):
         return _from_mapping(source, folder)
     if not isinstance(source, str) or not source:
@@ -310,9 +315,13 @@ def _check_types(settings: JudgeSettings) -> None:
 
 
 def _check_url(url: str) -> None:
-    parts = urlsplit(url)
-    if parts.username or parts.password or parts.query:
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, brackets without an IPv6 address
+        raise EditingError(f"judge base_url={url!r} is no address; write http://HOST:PORT/v1.") from None
+    if parts.username or parts.password or parts.query or parts.fragment:
         # The message does not repeat the address: it may contain a key.
         raise EditingError("judge base_url holds a user name, password or query; give the plain address.")
-    if parts.scheme not in ("http", "https") or not parts.netloc:
+    if not is_address:
         raise EditingError(f"judge base_url={url!r} is no address; write http://HOST:PORT/v1.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Hashable
 
 from edit_hooks.utils.printable import printable
 
@@ -16,6 +18,8 @@ class _Printable(logging.Filter):
 
 
 _PRINTABLE = _Printable()
+_warned: set[Hashable] = set()
+_warning = threading.Lock()
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -23,3 +27,12 @@ def get_logger(name: str) -> logging.Logger:
     logger = logging.getLogger(name)
     logger.addFilter(_PRINTABLE)  # a logger holds a filter once
     return logger
+
+
+def warn_once(logger: logging.Logger, key: Hashable, message: str, *args: object) -> None:
+    """Log a warning, unless this process has logged one of this key; safe to call from several threads."""
+    with _warning:
+        if key in _warned:
+            return
+        _warned.add(key)
+    logger.warning(message, *args)

@@ -1,8 +1,8 @@
 """Published files: of repositories at a commit, and of plain addresses, checked by SHA-256.
 
 A file is downloaded at most once, verified, and kept in the user's cache. Its content is never part of this package,
-and never executed. A download that breaks off is resumed, in the same call and, where the digest is known, in later
-ones; the file appears under its name when it is complete.
+and never executed. A download that breaks off, or nearly stops, is resumed, in the same call and, where the digest is
+known, in later ones; the file appears under its name when it is complete.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from tqdm import tqdm
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import cache_root, sha256_of, write_atomically
 from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.stalled import Watch
 
 log = get_logger("lm_eval.edited_hf")
 
 HOST = "https://raw.githubusercontent.com"
 TIMEOUT_SECONDS = 30.0
+MIN_BYTES = 30_000  # of the content within this time: slower servers hold a run for days
 ATTEMPTS, WAIT_SECONDS = 5, 1.0  # the wait doubles after each attempt
 TEMPORARY_CODES = (http.client.REQUEST_TIMEOUT, http.client.TOO_MANY_REQUESTS)
 # Shown after two seconds, and only on a terminal.
@@ -229,7 +231,6 @@ class _Transfer:
 
     def __init__(self, url: str, partial: Path) -> None:
         self.url, self.partial = url, partial
-        self.opener = urllib.request.build_opener(_HttpsRedirects)
         self.etag: str | None = None
 
     def run(self) -> None:
@@ -244,29 +245,34 @@ class _Transfer:
         if size and self.etag:
             headers["If-Range"] = self.etag
         request = urllib.request.Request(self.url, headers=headers)
-        with self.opener.open(request, timeout=TIMEOUT_SECONDS) as response:
+        with (
+            Watch(TIMEOUT_SECONDS, MIN_BYTES) as watch,
+            watch.opener(_HttpsRedirects()).open(request, timeout=TIMEOUT_SECONDS) as response,
+        ):
+            watch.receive(0)
             if response.status != http.client.PARTIAL_CONTENT:
                 size = 0  # the whole content, from a server without ranges or with another content by now
             elif not response.headers.get("Content-Range", "").startswith(f"bytes {size}-"):
                 raise http.client.HTTPException("the reply has another range than that asked for")
             etag = response.headers.get("ETag", "")
             self.etag = None if etag.startswith("W/") else etag or None  # ranges need a strong one
-            self._receive(response, size)
+            self._receive(response, size, watch)
 
-    def _receive(self, response: http.client.HTTPResponse, size: int) -> None:
+    def _receive(self, response: http.client.HTTPResponse, size: int, watch: Watch) -> None:
         """Write the body behind the first ``size`` bytes of the file."""
         total = size + response.length if response.length is not None else None
         bar = tqdm(desc=self.partial.name.strip(".").removesuffix(".part"), total=total, initial=size, **PROGRESS)
         with self.partial.open("ab" if size else "wb") as file, bar:
-            while block := response.read(BLOCK_BYTES):
+            while block := response.read1(BLOCK_BYTES):  # what is there; read() waits for a whole block
                 size += len(block)
+                watch.receive(len(block))
                 if size > MAX_BYTES:
                     self.partial.unlink()
                     raise EditingError(f"{self.url} has more than {MAX_BYTES:,} bytes, the limit of a download.")
                 file.write(block)
                 bar.update(len(block))
-        if missing := response.length:  # reading in blocks does not report a closed connection
-            raise http.client.IncompleteRead(b"", missing)
+        if total is not None and size < total:  # reading in blocks does not report a closed connection
+            raise http.client.IncompleteRead(b"", total - size)
 
 
 class _HttpsRedirects(urllib.request.HTTPRedirectHandler):

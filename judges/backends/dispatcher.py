@@ -28,6 +28,9 @@ FIRST_PAUSE_SECONDS = 1.0  # before the first retry; doubles with each further o
 class DispatchPolicy:
     """Limits of a dispatch; fields as in :class:`~judges.settings.JudgeSettings`.
 
+    Args:
+        grace: seconds after an interrupt in which replies that are on their way are still accepted.
+
     Tests replace ``sleep``, ``clock`` and ``jitter`` (the random factor of each pause).
     """
 
@@ -37,7 +40,8 @@ class DispatchPolicy:
     give_up_after: int = 10
     max_calls: int | None = None
     max_tokens: int | None = None
-    sleep: Callable[[float], None] = time.sleep
+    grace: float = 3.0
+    sleep: Callable[[float], None] | None = None  # by default a pause that an interrupt ends
     clock: Callable[[], float] = time.monotonic
     jitter: Callable[[], float] = field(default=lambda: random.SystemRandom().uniform(0.5, 1.0))
 
@@ -49,10 +53,18 @@ class RequestDispatcher:
         send: sends one request; raises Fault if there is no reply.
         policy: limits.
         role: use of the model, for messages.
+        abort: ends the requests that are being sent, with a Fault.
     """
 
-    def __init__(self, send: Callable[[Chat], Reply], policy: DispatchPolicy, role: Role = JUDGE) -> None:
-        self.send, self.policy, self.role = send, policy, role
+    def __init__(
+        self,
+        send: Callable[[Chat], Reply],
+        policy: DispatchPolicy,
+        role: Role = JUDGE,
+        abort: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.send, self.policy, self.role, self.abort = send, policy, role, abort
+        self._interrupted = threading.Event()
         self._unusable = f"not sent: the {role.name} is unusable"
         self.num_calls = self.num_tokens = 0
         self._consecutive_failures = 0
@@ -84,8 +96,13 @@ class RequestDispatcher:
                         outcomes[running.pop(future)] = future.result()
                         bar.update()
             except BaseException:
-                # Interrupted, or on_reply failed. Requests in flight finish when the pool closes; no new one is sent.
+                # Interrupted, or on_reply failed. A second interrupt ends the wait.
                 self._stop_reason = self._unusable
+                self._interrupted.set()
+                try:
+                    wait(running, timeout=self.policy.grace)
+                finally:
+                    self.abort()
                 raise
         if self._fatal:
             raise EditingError(f"the {self.role.name} cannot be used: {self._fatal.reason}.")
@@ -123,7 +140,7 @@ class RequestDispatcher:
                 if pause <= 0:
                     self.num_calls += 1
                     return True
-            self.policy.sleep(pause)
+            self._sleep(pause)
 
     def _is_budget_spent(self) -> bool:
         calls, tokens = self.policy.max_calls, self.policy.max_tokens
@@ -142,8 +159,11 @@ class RequestDispatcher:
             with self._lock:  # a rate limit applies to all requests, not only to the one that hit it
                 self._paused_until = max(self._paused_until, self.policy.clock() + wait)
         if wait is None or wait < backoff:  # `Retry-After: 0` and dates in the past request no pause at all
-            self.policy.sleep(backoff)
+            self._sleep(backoff)
         return True
+
+    def _sleep(self, seconds: float) -> None:
+        (self.policy.sleep or self._interrupted.wait)(seconds)
 
     def _record_success(self, reply: Reply) -> None:
         with self._lock:

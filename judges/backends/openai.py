@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import email.utils
 import functools
+import json
 import os
 import re
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from edit_hooks.utils.errors import EditingError, first_line
-from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.logs import get_logger, warn_once
 from edit_hooks.utils.numbers import shorten
 from judges.backends.base import JUDGE, BackendResult, Fault, OnReply, Reply, Role
 from judges.backends.dispatcher import DispatchPolicy, RequestDispatcher
-from judges.prompt import Chat
+from judges.backends.http_requests import RefusedResponse, RequestLoop, bounded_client, refused_fault
+from judges.prompt import Chat, estimate_tokens
 from judges.settings import OPENAI_URL, JudgeSettings
 
 if TYPE_CHECKING:
@@ -24,9 +26,10 @@ if TYPE_CHECKING:
 
 log = get_logger("lm_eval.judges")
 
-_WARNING = threading.Lock()  # requests run in threads; functools.cache alone lets two of them warn at once
 PLACEHOLDER_KEY = "no-key"  # the client requires a key; servers without authentication ignore it
 CHECK_TIMEOUT_SECONDS = 10.0
+# Larger counts of tokens are not believed
+HIDDEN_PROMPT_TOKENS, MAX_REPLY_TOKENS = 20_000, 1_000_000
 
 RETRYABLE_STATUSES = frozenset({408, 409, 425, 429})  # and all of 500 and above
 FATAL_STATUSES = {
@@ -73,33 +76,42 @@ class OpenAIBackend:
         Raises:
             EditingError: for the first one that is missing.
         """
-        client = self._client  # raises if the package or the key is missing
+        client = self._new_client()  # raises if the package or the key is missing
         import openai
 
         try:
-            client.with_options(timeout=min(CHECK_TIMEOUT_SECONDS, self.settings.timeout)).models.list()
+            with RequestLoop(client.close) as loop:
+                loop.run(client.models.with_raw_response.list, min(CHECK_TIMEOUT_SECONDS, self.settings.timeout))
         except (openai.AuthenticationError, openai.PermissionDeniedError):
             raise EditingError(
                 f"{self.role.name} {self.settings.model} at {self.settings.url}: the key in "
                 f"{self.settings.key_variable} was not accepted."
             ) from None
-        except openai.APIConnectionError as error:
-            raise EditingError(
-                f"{self.role.name} {self.settings.model}: no server answers at {self.settings.url} "
-                f"({type(error).__name__}). Start it or correct base_url."
-            ) from None
-        except (openai.APIError, ValueError):
+        except (openai.APIConnectionError, asyncio.TimeoutError, RefusedResponse) as error:
+            refused = refused_fault(error)
+            if refused is None:
+                raise EditingError(
+                    f"{self.role.name} {self.settings.model}: no server answers at {self.settings.url} "
+                    f"({type(error).__name__}). Start it or correct base_url."
+                ) from None
+            if refused.fatal:
+                raise self._unusable(refused) from None
+        except (openai.APIError, ValueError, RecursionError):
             pass  # not all servers offer the list; a missing model shows at the first request
 
     def complete(self, chats: Sequence[Chat], on_reply: OnReply) -> BackendResult:
         """Send all chats; return a fault in place of each missing reply."""
         if not chats:
             return BackendResult([], 0)
-        self._client  # noqa: B018  # raises if the package or the key is missing, before threads start
-        return RequestDispatcher(self._send, self.policy, self.role).run(chats, on_reply)
+        client = self._new_client()
+        with RequestLoop(client.close) as loop:
+            send = functools.partial(self._send, client, loop)
+            return RequestDispatcher(send, self.policy, self.role, loop.abort).run(chats, on_reply)
 
-    @functools.cached_property
-    def _client(self) -> openai.OpenAI:
+    def _unusable(self, fault: Fault) -> EditingError:
+        return EditingError(f"the {self.role.name} cannot be used: {fault.reason}.")
+
+    def _new_client(self) -> openai.AsyncOpenAI:
         try:
             import openai
         except ImportError as error:
@@ -112,11 +124,12 @@ class OpenAIBackend:
                 f"{self.settings.key_variable} (keys are read from there only), or give another server as base_url."
             )
         try:
-            return openai.OpenAI(
+            return openai.AsyncOpenAI(
                 api_key=self._key or PLACEHOLDER_KEY,
                 base_url=self.settings.url,
                 timeout=self.settings.timeout,
                 max_retries=0,
+                http_client=bounded_client(openai, self.settings.url, self.role),
             )
         except (ImportError, ValueError) as error:  # of the HTTP library, about a proxy that the environment names
             raise EditingError(
@@ -141,52 +154,75 @@ class OpenAIBackend:
             )
         return key or None
 
-    def _send(self, chat: Chat) -> Reply:
+    def _send(self, client: openai.AsyncOpenAI, loop: RequestLoop, chat: Chat) -> Reply:
         """Make one attempt; raise Fault if it fails."""
         import openai
 
         settings = self.settings
         limits = {"temperature": settings.temperature, "max_tokens": settings.max_reply_tokens, "seed": settings.seed}
         options: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+        # The client would parse the body by its schema, from which servers deviate, and to any depth.
+        create = functools.partial(
+            client.chat.completions.with_raw_response.create,
+            model=settings.model,
+            messages=cast(Any, chat),
+            extra_body=dict(settings.extra) or None,
+            **options,
+        )
         try:
-            completion = self._client.chat.completions.create(
-                model=settings.model, messages=cast(Any, chat), extra_body=dict(settings.extra) or None, **options
-            )
+            body = json.loads(loop.run(create, settings.timeout).content)
         except UnicodeEncodeError:  # only a prompt that inserts texts as they are sends such a text
             raise Fault("the request holds half of a surrogate pair, which has no UTF-8") from None
-        except openai.APITimeoutError:
+        except (openai.APITimeoutError, asyncio.TimeoutError):
             raise Fault(f"the {self.role.name} took too long", retryable=True) from None
-        except openai.APIConnectionError:
-            raise Fault(f"no connection to the {self.role.name}", retryable=True) from None
+        except (openai.APIConnectionError, RefusedResponse) as error:
+            raise refused_fault(error) or Fault(f"no connection to the {self.role.name}", retryable=True) from None
         except openai.APIStatusError as error:
             raise self._fault(error) from None
         except (openai.APIError, ValueError):
             raise Fault(f"the {self.role.name}'s server sent no JSON", retryable=True) from None
-        return self._reply(completion)
+        except RecursionError:
+            reason = f"the {self.role.name}'s server sent JSON that is nested too deep"
+            raise Fault(reason, is_of_model=True) from None
+        return self._reply(chat, body)
 
-    def _reply(self, completion: object) -> Reply:
+    def _reply(self, chat: Chat, body: object) -> Reply:
         """Extract the reply. Servers deviate from the schema, so every field may be missing or of another type."""
-        choices = getattr(completion, "choices", None)
+        choices = _field(body, "choices")
         if not isinstance(choices, list):
             raise Fault(f"the {self.role.name}'s server sent no JSON", retryable=True)
-        name, asked = getattr(completion, "model", None), self.settings.model
+        name, asked = _field(body, "model"), self.settings.model
         if isinstance(name, str) and not _is_same_model(name, asked):
-            with _WARNING:
-                _warn_of_model(self.role.name, name, asked, self.settings.url)
-        message = getattr(choices[0], "message", None) if choices else None
-        text, refusal = getattr(message, "content", None), getattr(message, "refusal", None)
-        finish = getattr(choices[0], "finish_reason", None) if choices else None
+            warn_once(  # not once for each name: a server could give another one in each reply
+                log,
+                ("model", self.role, asked, self.settings.url),
+                "the %s's server %s replies as model %s, not as %r. Results and stored replies name the latter; name "
+                "the model that the server runs.",
+                self.role.name,
+                self.settings.url,
+                shorten(self._redact_key(name)),
+                asked,
+            )
+        choice = choices[0] if choices else None
+        message, finish = _field(choice, "message"), _field(choice, "finish_reason")
+        text, refusal = _text_of(_field(message, "content")), _field(message, "refusal")
+        finish = finish if isinstance(finish, str) else None
         if isinstance(refusal, str) and refusal:
             text, finish = refusal, "content_filter"
-        if finish != "content_filter" and (not isinstance(text, str) or not text.strip()):
+        if finish != "content_filter" and not text.strip():
             if finish == "length":  # all tokens went into a thought, which another attempt would pay for again
                 limit = f"max_reply_tokens={self.settings.max_reply_tokens}"
                 raise Fault(f"the {self.role.name}'s reply has no text within {limit}; raise it", is_of_model=True)
             raise Fault(f"the {self.role.name}'s reply is empty", retryable=True)
-        usage = getattr(completion, "usage", None)
-        counts = [getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens")]
-        prompt_tokens, reply_tokens = (count if isinstance(count, int) else 0 for count in counts)
-        return Reply(self._redact_key(text or ""), finish, prompt_tokens, reply_tokens)
+        usage, prompt_estimate = _field(body, "usage"), estimate_tokens(chat)
+        return Reply(
+            self._redact_key(text),
+            finish,
+            # A character has at most four bytes, a token at least one; servers put their own prompt before the chat.
+            _token_count(_field(usage, "prompt_tokens"), prompt_estimate, 16 * prompt_estimate + HIDDEN_PROMPT_TOKENS),
+            # The number includes the tokens of a thought that is not sent.
+            _token_count(_field(usage, "completion_tokens"), estimate_tokens([{"content": text}]), MAX_REPLY_TOKENS),
+        )
 
     def _fault(self, error: openai.APIStatusError) -> Fault:
         status = error.status_code
@@ -215,6 +251,26 @@ class OpenAIBackend:
         return text.replace(self._key, "[API key]") if self._key else text
 
 
+def _field(value: object, name: str) -> object:
+    """A field of a JSON object; ``None`` without one, and for any other value."""
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _text_of(content: object) -> str:
+    """The text of a message: a string, or the parts of it that are text, as of servers that mark thoughts as parts."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = [_field(part, "text") for part in parts if _field(part, "type") in ("text", "output_text")]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _token_count(count: object, estimate: int, largest: int) -> int:
+    """A count of tokens that a server reports; the estimate in place of one that cannot be right."""
+    is_count = isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= largest
+    return cast(int, count) if is_count else estimate
+
+
 def _is_of_setting(error: openai.APIStatusError) -> bool:
     """Whether an error is about a setting. Servers deviate from the schema, so its fields may be of any type."""
     kinds, param = (error.code, error.type), error.param
@@ -228,19 +284,6 @@ def _is_same_model(answered: str, asked: str) -> bool:
     """Whether a server's name of a model can be that of the one asked for: without an owner, or with a date or tag."""
     first, second = (name.rpartition("/")[2].lower() for name in (answered, asked))
     return first.startswith(second) or second.startswith(first)
-
-
-@functools.cache
-def _warn_of_model(role: str, answered: str, asked: str, url: str) -> None:
-    """Log once per process that a server answers with another model; local ones ignore the name in a request."""
-    log.warning(
-        "the %s's server %s replies as model %r, not as %r. Results and stored replies name the latter; name the model "
-        "that the server runs.",
-        role,
-        url,
-        answered,
-        asked,
-    )
 
 
 def requested_wait(headers: Mapping[str, str], now: float) -> float | None:

@@ -12,6 +12,7 @@ from judges.backends.base import JUDGE, WRITER, Backend, Role
 from judges.backends.hf import HFBackend
 from judges.backends.openai import OpenAIBackend
 from judges.base import Judge
+from judges.keys import refuse_keys
 from judges.model.judge import ModelJudge
 from judges.model.writer import Writer
 from judges.prompt import load_prompt
@@ -92,6 +93,7 @@ def make_judge(source: object, **overrides: Any) -> Judge:
     """
     if isinstance(source, str) and source in RULES:
         return StringJudge(source)
+    refuse_keys("judge", source)
     if isinstance(source, str) and source.replace("_", "").isalnum() and source not in PRESETS:
         hint = near_misses(source, [*RULES, *PRESETS])
         raise EditingError(f"judge {source!r} is unknown.{hint} String judges: {', '.join(RULES)}. Models: {HOW_TO}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +14,12 @@ from judges.backends.base import Backend, Fault, Outcome, Reply
 from judges.base import Item, Judged, Report, Verdict, count_reasons
 from judges.model.verdict_store import VerdictStore
 from judges.parse import ParsedReply, read_verdict
-from judges.prompt import Chat, Prompt
+from judges.prompt import Prompt, estimate_tokens
 from judges.settings import OFF, JudgeSettings
 
 log = get_logger("lm_eval.judges")
 
 DRY_RUN = "dry run: no request sent"
-CHARACTERS_PER_TOKEN = 4  # rule of thumb for English, precise enough for a budget
 
 
 class Plan(NamedTuple):
@@ -174,8 +172,3 @@ def store_folder(settings: JudgeSettings) -> Path | None:
 def _without_aliases(item: Item) -> Item:
     """Return the part of an item that the prompt shows."""
     return item._replace(aliases=())
-
-
-def estimate_tokens(chat: Chat) -> int:
-    """Estimate the tokens of a chat from its characters."""
-    return math.ceil(sum(len(message["content"]) for message in chat) / CHARACTERS_PER_TOKEN)

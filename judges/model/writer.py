@@ -21,8 +21,8 @@ from edit_hooks.utils.files import cache_root, require_folder
 from edit_hooks.utils.sqlite_cache import CacheTable, Column, SQLiteCache
 from judges.backends.base import UNFINISHED_THOUGHT, Backend, Fault, Outcome, Reply
 from judges.base import CoverageError, what_is_kept
-from judges.model.judge import DRY_RUN, cost_text, estimate_tokens
-from judges.prompt import Chat
+from judges.model.judge import DRY_RUN, cost_text
+from judges.prompt import Chat, estimate_tokens
 from judges.settings import OFF, JudgeSettings
 from judges.thoughts import split_answer, without_special_tokens
 
@@ -98,7 +98,7 @@ class Written:
         outcomes: a reply, without its thought, or a fault for each chat.
         num_stored: distinct chats whose reply was in the store.
         num_calls: requests sent, retries included.
-        prompt_tokens, reply_tokens: token counts that the server reported for the new replies.
+        prompt_tokens, reply_tokens: token counts of the new replies: those that the server reported, or estimates.
         is_stored: whether replies are in a store that the next run reads.
     """
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from file_server import FileServer, serve_files
+from raw_server import drip, serve_raw
 
 from edit_hooks.utils import pinned_file
 from edit_hooks.utils.errors import EditingError
@@ -258,3 +261,45 @@ def test_calls_at_once_download_once(server: FileServer) -> None:
     with ThreadPoolExecutor(4) as threads:
         assert {path.read_bytes() for path in threads.map(lambda _: file.fetch(), range(4))} == {CONTENT}
     assert server.requests["towns.json"] == 1
+
+
+# ------------------------------------------------------------------ servers that hold a download
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 200 OK\r\nX: ",  # in the header
+        HEAD,  # in the body
+        b"HTTP/1.1 200 OK\r\n\r\n",  # of unknown length
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1",  # between two chunks
+    ],
+)
+def test_a_server_that_sends_byte_by_byte_holds_no_download(head: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned_file, "TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(pinned_file, "ATTEMPTS", 2)
+    start = time.monotonic()
+    with serve_raw(drip(head)) as server:
+        with pytest.raises(EditingError, match=r"TimeoutError: fewer than 30,000 bytes in 0\.1 seconds.* put it at"):
+            UrlFile(url=f"{server.url}/towns.json", sha256=DIGEST).fetch()
+        assert len(server.lines) == 2
+    assert time.monotonic() - start < 10
+
+
+def test_a_slow_download_is_not_ended_while_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = bytes(range(256)) * 60
+    monkeypatch.setattr(pinned_file, "TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(pinned_file, "MIN_BYTES", 1000)
+
+    def respond(connection: socket.socket) -> None:
+        connection.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(content)}\r\n\r\n".encode())
+        for start in range(0, len(content), 1024):
+            connection.sendall(content[start : start + 1024])
+            time.sleep(0.04)
+
+    with serve_raw(respond) as server:
+        file = UrlFile(url=f"{server.url}/towns.json", sha256=hashlib.sha256(content).hexdigest())
+        assert file.fetch().read_bytes() == content and len(server.lines) == 1
