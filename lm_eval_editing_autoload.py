@@ -14,6 +14,8 @@ one finder to ``sys.meta_path``, and nothing else happens until ``lm_eval`` itse
   lm-eval's own tasks (``compare_unedited=true``) and gives all processes of a run the few-shot prompts of one;
 - after ``lm_eval.utils`` has run, ``make_table`` prints the scores of editing tasks without their counts and summaries,
   and below the last table what was left out, and anomalies;
+- after ``lm_eval._cli.utils`` has run, an option of the command may hold a brace, as in
+  ``editor_args=context_templates:['{}']``; lm-eval takes every such text for JSON and ends with a traceback;
 - after ``lm_eval._cli.harness`` has run, which only the command ``lm_eval`` imports, that command prints our user
   errors as one message without a traceback and ends with exit code 2. ``lm_eval.simple_evaluate`` raises them as
   before, and all other exceptions are unchanged. ``LM_EDIT_DEBUG=1`` brings the traceback back.
@@ -59,6 +61,27 @@ def _register_model(models: "ModuleType") -> None:
     # Newer lm-eval may have the name from our entry point; the registry refuses a second, different target.
     if MODEL_NAME not in model_registry:
         model_registry.register(MODEL_NAME, target=MODEL_TARGET)
+
+
+def _allow_braces(utils: "ModuleType") -> None:
+    """Let options such as ``--model_args`` hold a brace; only a text that begins with one is JSON."""
+    import functools
+
+    original = utils.try_parse_json
+    if getattr(original, "_lm_eval_editing", False):
+        return
+
+    @functools.wraps(original)
+    def try_parse_json(value: "Any") -> "Any":
+        try:
+            return original(value)
+        except ValueError:
+            if not isinstance(value, str) or value.lstrip().startswith("{"):
+                raise
+            return value
+
+    vars(try_parse_json)["_lm_eval_editing"] = True
+    vars(utils)["try_parse_json"] = try_parse_json
 
 
 def _print_user_errors(cli: "ModuleType") -> None:
@@ -318,6 +341,7 @@ _ACTIONS: "dict[str, Callable[[ModuleType], None]]" = {
     "lm_eval.tasks.manager": _add_task_folders,
     "lm_eval.evaluator": _extend_evaluator,
     "lm_eval.utils": _shorten_table,
+    "lm_eval._cli.utils": _allow_braces,
     "lm_eval._cli.harness": _print_user_errors,
 }
 

@@ -15,6 +15,7 @@ from paths import ROOT
 
 import lm_eval_editing_autoload
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.options import parse_editor_args
 from lm_edit.cli.main import VERBS, main
 
 lm_eval_editing_autoload.install()  # as the .pth file does in an installed environment
@@ -57,6 +58,35 @@ def test_the_traceback_comes_back_on_request(monkeypatch: pytest.MonkeyPatch) ->
         HarnessCLI().execute(fail_with(EditingError("bad input")))
     with pytest.raises(EditingError):
         main(["editors", "rom"])
+
+
+def parsed(monkeypatch: pytest.MonkeyPatch, option: str, value: str) -> argparse.Namespace:
+    monkeypatch.setattr(sys, "argv", ["lm_eval", "--model", "edited_hf", "--tasks", "bake_es", option, value])
+    return HarnessCLI().parse_args()
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("context_templates:['{}']", {"context_templates": ["{}"]}),
+        (
+            'context_templates:["{}", "A man, old. {}"];lr:0.3',
+            {"context_templates": ["{}", "A man, old. {}"], "lr": 0.3},
+        ),
+        ("{lr:0.3;layers:[1,2]}", {"lr": 0.3, "layers": [1, 2]}),
+    ],
+)
+def test_braces_in_the_settings_of_an_editor(text: str, settings: dict[str, object], monkeypatch) -> None:
+    options = parsed(monkeypatch, "--model_args", f"editor=r_rome,editor_args={text},dtype=float32").model_args
+    assert options.keys() == {"editor", "editor_args", "dtype"}
+    assert parse_editor_args(options["editor_args"]) == settings
+
+
+def test_json_is_read_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    json_args = '{"editor_args": {"context_templates": ["{}"]}}'
+    assert parsed(monkeypatch, "--model_args", json_args).model_args["editor_args"] == {"context_templates": ["{}"]}
+    with pytest.raises(ValueError, match="Invalid JSON"):
+        parsed(monkeypatch, "--model_args", " {'editor': 'rome'}")
 
 
 def test_library_users_get_the_exception() -> None:
