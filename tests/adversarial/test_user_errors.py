@@ -217,11 +217,14 @@ trust_remote_code=x | not a switch
 attn_implementation=nope | nope
 tokenizer=nowhere | cannot be used with these options
 gguf_file=nope.gguf | nope.gguf
+editor_args=layers:[0,1] | splits a string of model arguments at every comma
 subfolder=nope | holds no nope/config.json
 enable_thinking=true | think_end_token
 pretrained=/nowhere | is not there
 pretrained=a_file | is a file
 pretrained=empty | holds no config.json
+pretrained=gguf | its weights are in the GGUF format. Save it as an ordinary model
+pretrained=gguf/weights.gguf | from_pretrained('gguf', gguf_file='weights.gguf', quantization_config=GgufConfig(dequantize
 pretrained=model | cannot be used with these options
 pretrained=5 | names no model
 pretrained=no/such-model | no/such-model

@@ -23,6 +23,7 @@ FILES: dict[str, bytes] = {
     "escape.jsonl": json.dumps({"prompt": "\x1b[31m{}\u202e", "target_new": "y"}).encode(),
     "escape.yaml": b'"\\e[31mlr": 1\n',
     "full/file": b"x",
+    "gguf/weights.gguf": b"GGUF",
     "gz.jsonl": gzip.compress(b'{"prompt": "a"}'),
     "huge.jsonl": json.dumps({"prompt": "{} " * 300_000, "target_new": "y", "subject": "s"}).encode(),
     "infinite.jsonl": b'{"prompt": "a", "target_new": "c", "x": 1e999}\n',

@@ -16,9 +16,10 @@ import pytest
 import torch
 from damage import empty, flipped, replace_by_a_folder, restore, truncate
 from paths import ROOT
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from edit_hooks.assets import demo_model as demo
+from edit_hooks.lm.model_options import check_model_options, saved_from_gguf
 from edit_hooks.utils.errors import EditingError
 
 HIDDEN, INNER, HEADS, HEAD_DIM, BLOCKS = 16, 24, 2, 8, 2
@@ -136,6 +137,18 @@ def test_the_file_is_parsed_once_and_the_library_left_as_it_was(fake: Path, monk
     monkeypatch.setattr(gguf, "GGUFReader", Counted)
     demo.demo_model_path()
     assert len(parsed) == 1 and gguf.GGUFReader is Counted and gc.isenabled()
+
+
+def test_a_gguf_file_can_be_saved_as_the_error_says(tiny_gguf: Path, tmp_path: Path) -> None:
+    calls = saved_from_gguf(str(tiny_gguf.parent), tiny_gguf.name).split("folder: ")[1].removesuffix(".")
+    assert calls.count("from_pretrained(") == 2
+    names = {"AutoModelForCausalLM": AutoModelForCausalLM, "AutoTokenizer": AutoTokenizer, "GgufConfig": GgufConfig}
+    exec(f"_ = {calls}", {**names, "NEW": tmp_path / "saved"})
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)
+    reference = AutoModelForCausalLM.from_pretrained(tiny_gguf.parent, gguf_file=tiny_gguf.name, dtype=torch.float32)
+    ids = torch.arange(2, 40)[None]
+    assert torch.equal(saved(ids).logits, reference(ids).logits)
+    check_model_options(str(tmp_path / "saved"), {})
 
 
 def test_conversion_gives_a_plain_folder_with_the_same_logits(fake: Path, tiny_gguf: Path) -> None:
