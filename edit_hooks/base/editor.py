@@ -135,6 +135,19 @@ class Editor(abc.ABC, Generic[ConfigT]):
         return (self,)
 
     @property
+    def command_name(self) -> str | None:
+        """The editor as a command names it: its name, or ``package.module:Class`` for a class of another package.
+
+        ``None`` for a class that no command can import, as one of a notebook.
+        """
+        cls = type(self)
+        if cls.__module__.partition(".")[0] == __name__.partition(".")[0]:
+            return self.name
+        return (
+            None if cls.__module__ == "__main__" or "." in cls.__qualname__ else f"{cls.__module__}:{cls.__qualname__}"
+        )
+
+    @property
     def key_identity(self) -> str:
         """The identity of the editor in the keys of stored results.
 
@@ -177,6 +190,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
             layers=tuple(config.edited_layers),
             layers_from=self._layers_from(shipped.settings),
             guesses=tuple(self.guesses(config)),
+            tune_editor=self.command_name,
         )
 
     def _layers_from(self, shipped: Mapping[str, Any]) -> LayersFrom:

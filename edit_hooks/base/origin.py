@@ -34,7 +34,7 @@ class SettingsOrigin:
         layers: the edited blocks. layers_from: ``given``, ``shipped``, or ``by depth`` if no setting of user or file
             names them, so that they are a share of the depth.
         guesses: further settings that were not chosen for this model, as clauses.
-        tune_editor: the editor as its user spells it; by default its name.
+        tune_editor: the editor as a command names it; ``None`` if none can import its class.
         tune_options: further options of ``lm-edit tune`` for the model and the facts of a run.
     """
 
@@ -82,6 +82,7 @@ class SettingsOrigin:
             "settings_file": self.settings_file,
             "layers": self.layers_from,
             "guesses": list(self.guesses),
+            "tune_editor": self.tune_editor,
         }
 
     def __str__(self) -> str:
@@ -98,6 +99,11 @@ class SettingsOrigin:
         line = f"editor {self.editor}: {'; '.join([*parts, *self.guesses])}."
         if not self.is_guess:
             return line
+        if self.tune_editor is None:
+            return (
+                f"{line} lm-edit tune searches better ones once the class is in a module: lm-edit tune --editor "
+                "<module>:<class>."
+            )
         lost = [name for name, value in self._own_settings.items() if not has_text_form(value)]
         with_lost = f" with your {' and '.join(lost)}, which a command cannot hold" if lost else ""
         return f"{line} To search better ones: {self.tune_command}; then editor_args={self._tuned_file}{with_lost}"
@@ -108,10 +114,11 @@ class SettingsOrigin:
 
         Settings without a text form, such as tensors, are left out.
         """
+        assert self.tune_editor is not None
         words = ["lm-edit", "tune"]
         if self.pretrained:
             words += ["--pretrained", self.pretrained]
-        words += ["--editor", self.tune_editor or self.editor]
+        words += ["--editor", self.tune_editor]
         spelled = {name: value for name, value in self._own_settings.items() if has_text_form(value)}
         if self.settings_file or spelled:
             words += ["--editor-args", self.settings_file or inline_settings(spelled)]

@@ -76,6 +76,7 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
             base,
             editor=self.name,
             base=base.editor,
+            tune_editor=self.command_name,
             shipped=(own, *base.shipped) if own else base.shipped,
             given=tuple(dict.fromkeys([*names, *base.given])),
             settings=self.overrides,

@@ -172,7 +172,8 @@ def _no_effect(columns: list[_Column], run: Mapping[str, Any]) -> Iterator[str]:
         if others and all(column.number() == 1 and column.num_cases >= MIN_CASES for column in others):
             unchanged = ", ".join(f"{column.name} exactly 1" for column in others)
             can_tune = run["editor"] and set(run["editor_writes"]) != {"context"}
-            advice = f" Is the step too small? lm-edit tune --editor {run['editor']} searches it." if can_tune else ""
+            editor = (run.get("settings_origin") or {}).get("tune_editor", run["editor"])  # as a command names it
+            advice = f" Is the step too small? lm-edit tune --editor {editor} searches it." if can_tune else ""
             yield (
                 f"{efficacy.task}: {efficacy.name} is 0 over {efficacy.num_cases:g} cases and {unchanged}: the edits "
                 f"changed no answer.{advice}"

@@ -17,6 +17,8 @@ from edit_hooks import load_editor
 from edit_hooks.base import origin as origins
 from edit_hooks.contract.tiny_models import EDIT_LAYER, REQUESTS, build_model, build_tokenizer
 from edit_hooks.deltas.export import export_peft
+from edit_hooks.editors.ft_m import FTM
+from edit_hooks.editors.prune import PRUNE
 from edit_hooks.request import EditRequest
 
 QUICK = {"num_steps": 1, "lr": 0.01}
@@ -101,7 +103,8 @@ def test_blocks_are_given_by_either_setting(settings: dict[str, Any]) -> None:
     origin = load_editor("ultraedit", {**settings, "lr": 1e-3}).settings_origin(model)
     assert not origin.is_guess and origin.layers == (1,) and origin.to_json()["layers"] == "given"
     base = load_editor("rect", {"base": "ultraedit", "base_settings": {**settings, "lr": 1e-3}})
-    assert base.settings_origin(model).to_json() == {**origin.to_json(), "given": ["base", *origin.given]}
+    of_base = {**origin.to_json(), "given": ["base", *origin.given], "tune_editor": "rect"}
+    assert base.settings_origin(model).to_json() == of_base
 
 
 def test_a_trained_hyper_network_determines_its_blocks(tmp_path: Path) -> None:
@@ -125,6 +128,39 @@ def test_use_without_a_harness_has_the_line_once(caplog) -> None:
     said = lines(caplog)
     assert sum(line.startswith("editor ft_m: num_steps, lr as given; no settings") for line in said) == 1
     assert sum("no settings are shipped" in line for line in said) == 2  # one of prune, none of its base
+
+
+class OwnEditor(FTM):
+    """An editor of another package that takes the name of a built-in one."""
+
+    name = "ft_m"
+
+
+class OwnWrapper(PRUNE):
+    """A wrapper of another package, without a name of its own."""
+
+
+def test_the_hint_names_an_editor_that_the_command_knows() -> None:
+    """From Python, where no option spells the editor: its name is not what `--editor` takes."""
+    model = build_model("llama")
+    for editor in (OwnEditor(), OwnWrapper({"base": "ft_m"})):
+        command = shlex.split(editor.settings_origin(model).tune_command)
+        spelled = command[command.index("--editor") + 1]
+        assert spelled == f"{__name__}:{type(editor).__name__}" and isinstance(load_editor(spelled), type(editor))
+    assert "--editor ft_m " in load_editor("ft_m").settings_origin(model).tune_command
+
+
+def test_the_class_of_a_notebook_has_no_command() -> None:
+    class Local(FTM):
+        pass
+
+    class OfMain(FTM):
+        __module__ = "__main__"
+
+    for editor in (Local(), OfMain()):
+        hint = str(editor.settings_origin(build_model("llama")))
+        assert "once the class is in a module: lm-edit tune --editor <module>:<class>." in hint
+        assert f"--editor {editor.name} " not in hint
 
 
 def test_contexts_alone_have_no_line(tiny_path, caplog) -> None:
