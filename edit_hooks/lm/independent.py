@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.answers import EditReport
@@ -19,6 +18,7 @@ from edit_hooks.lm.edit_effects import EFFECTS, LONG, EditEffects
 from edit_hooks.lm.large_edits import LargeEdits
 from edit_hooks.lm.neutral_prompts import NeutralPrompts
 from edit_hooks.lm.resolve import resolve_with_store
+from edit_hooks.lm.stored_bar import StoredBar
 from edit_hooks.lm.unusable import edit_usable, named_reasons, warn_of_unusable
 from edit_hooks.lm.writing import modules_behind, write_together
 from edit_hooks.modeling.architectures import unwrapped
@@ -97,7 +97,9 @@ class IndependentEdits:
     def _whole(self, key: str, group: RequestGroup) -> Delta | FailedEdit:
         """A finished edit with its updates, which may have been dropped."""
         edit = self._edits[key]
-        if isinstance(edit, Delta) and (whole := self._large.whole(edit)) is not None:
+        if isinstance(edit, FailedEdit):
+            return edit
+        if (whole := self._large.whole(edit)) is not None:
             return whole
         del self._edits[key]  # pruned or damaged since it was stored
         self._make([group], len(group))
@@ -183,15 +185,15 @@ class IndependentEdits:
         """Compute the edits of groups that are not in memory."""
         lone = [group for group in groups if len(group) == 1]
         label = f"Editing with {self.editor.name}"
-        with tqdm(total=num_missing, desc=label, unit="edit", disable=self.quiet) as bar:
+        with StoredBar(num_missing, label, is_stored=self.store is not None, quiet=self.quiet) as bar:
             for start in range(0, len(lone), self._batch_size):
                 self._make_chunk(lone[start : start + self._batch_size], bar)
             for group in groups:
                 if len(group) > 1 and group_key(group) not in self._edits:
                     self._make_group(group)
-                    bar.update(len(group))
+                    bar.finished(len(group))
 
-    def _make_chunk(self, chunk: Sequence[RequestGroup], bar: tqdm[Any]) -> None:
+    def _make_chunk(self, chunk: Sequence[RequestGroup], bar: StoredBar) -> None:
         """Compute the missing edits of a chunk in one batch.
 
         Where an error names requests, the others are computed without them. The last bits of float32 sums depend on the
@@ -200,26 +202,28 @@ class IndependentEdits:
         """
         while missing := [group for group in chunk if group_key(group) not in self._edits]:
             batch = self._interrupted_batch(chunk, missing) or missing
-            bar.total += len(batch) - len(missing)
             requests = [group[0] for group in batch]
             try:
                 with measured(self.model) as cost:
-                    deltas = self.editor.edit(self.model, self.tokenizer, requests, progress=bar.update)
+                    deltas = self.editor.edit(self.model, self.tokenizer, requests, progress=bar.computed)
             except EditingError as error:
                 if named := named_reasons(error, requests):
                     self._edits |= {key: FailedEdit(reason) for key, reason in named.items()}
                     log.warning("%s", "; ".join(named.values()))
-                    bar.update(len(named))
+                    bar.finished(len(named))
                 else:
-                    self._make_one_by_one(batch, error)
+                    self._make_one_by_one(batch, error, bar)
+                bar.end_batch()
                 continue
             keys = [group_key(group) for group in batch]
             for key, group, delta in zip(keys, batch, deltas, strict=True):
                 if key not in self._edits:
                     delta.meta["batch"] = keys
                     self._save(group, delta, cost, len(batch))
+                    bar.finished()
+            bar.end_batch()
 
-    def _make_one_by_one(self, batch: Sequence[RequestGroup], error: EditingError) -> None:
+    def _make_one_by_one(self, batch: Sequence[RequestGroup], error: EditingError, bar: StoredBar) -> None:
         """Compute the edits of a failed batch each by itself; those that fail again are failed edits.
 
         Raises:
@@ -239,6 +243,7 @@ class IndependentEdits:
             else:
                 delta.meta["batch"] = [group_key(group)]
                 self._save(group, delta, cost)
+            bar.finished()
         made = any(isinstance(edit, Delta) for edit in self._edits.values())
         if not made and not isinstance(error, UnusableRequestError):
             raise error

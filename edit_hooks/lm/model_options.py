@@ -98,7 +98,7 @@ def _check_pretrained(pretrained: object, subfolder: str) -> None:
     if path.is_dir() and not Path(folder, "config.json").is_file():
         file = next((file.name for file in sorted(folder.glob("*.gguf"))), None)
         remedy = (
-            f"its weights are in the GGUF format. {saved_from_gguf(pretrained, file)}"
+            f"its weights are in the GGUF format. {saved_from_gguf(str(folder), file)}"
             if file
             else "give the folder of a saved model."
         )

@@ -309,8 +309,8 @@ def check_known_options(options: Mapping[str, Any], base_class: type, own: Itera
     known = accepted | set(own) | set(FROM_PRETRAINED) | set(QUANTIZATION_OPTIONS)
     if cut := [name for name in options if set(name) & set("[]{}'\"")]:
         raise EditingError(
-            f"{cut[0]!r} is no option of edited_hf, but the rest of a list: in Python, lm-eval splits a string of model "
-            "arguments at every comma. Give model_args as a mapping; the command lm_eval keeps lists in brackets whole."
+            f"{cut[0]!r} is no option of edited_hf, but the rest of a list: in Python, lm-eval splits a string of "
+            "model arguments at every comma. Give model_args as a mapping; the command keeps lists in brackets whole."
         )
     if unknown := set(options) - known:
         raise unknown_keys_error("option of edited_hf", unknown, known)

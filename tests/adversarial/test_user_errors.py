@@ -224,7 +224,7 @@ pretrained=/nowhere | is not there
 pretrained=a_file | is a file
 pretrained=empty | holds no config.json
 pretrained=gguf | its weights are in the GGUF format. Save it as an ordinary model
-pretrained=gguf/weights.gguf | from_pretrained('gguf', gguf_file='weights.gguf', quantization_config=GgufConfig(dequantize
+pretrained=gguf/weights.gguf | from_pretrained('gguf', gguf_file='weights.gguf', quantization_config=Gguf
 pretrained=model | cannot be used with these options
 pretrained=5 | names no model
 pretrained=no/such-model | no/such-model

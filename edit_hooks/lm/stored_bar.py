@@ -1,0 +1,43 @@
+"""A progress bar of edits that counts those that a kill does not lose."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from tqdm import tqdm
+
+
+class StoredBar:
+    """Counts finished edits, and shows those of the running batch beside them.
+
+    A batch is stored once all of its edits are computed: 16 edits, or 64 on a GPU.
+
+    Args:
+        is_stored: finished edits are in the store; without one, a kill loses all of them.
+    """
+
+    def __init__(self, total: int, label: str, *, is_stored: bool, quiet: bool) -> None:
+        self._running, self._note = 0, " not stored yet" if is_stored else " of a batch"
+        self._bar = tqdm(total=total, desc=label, unit="edit", disable=quiet)
+
+    def __enter__(self) -> StoredBar:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+    def computed(self, count: int) -> None:
+        """Edits of the running batch are computed, and lost by a kill."""
+        self._running += count
+        self._bar.set_postfix_str(f"{self._running} more computed,{self._note}")
+
+    def finished(self, count: int = 1) -> None:
+        """Edits are stored, or known to fail."""
+        self._bar.update(count)
+
+    def end_batch(self) -> None:
+        """All edits of the running batch are finished, or it is computed again in parts."""
+        self._running = 0
+        self._bar.set_postfix_str("")
