@@ -21,20 +21,20 @@ UNEDITED = "unedited"
 NUM_STREAMED = 48  # cases of the part stream48: the first ones of both samples
 # part -> (heading, task, metric)
 SAMPLE_COLUMNS = (
-    ("ES", "bake_es", "es_prob"),
-    ("GS", "bake_gs", "gs_prob"),
-    ("LS", "bake_ls", "ls_prob"),
-    ("RQS", "bake_rq", "rqs_prob"),
-    ("RJS", "bake_rj", "rjs_prob"),
-    ("WILD EM", "qaedit_wild_reliability", "reliability_wild_em"),
+    ("ES", "bake_es", "efficacy_prob"),
+    ("GS", "bake_gs", "paraphrase_prob"),
+    ("LS", "bake_ls", "neighborhood_prob"),
+    ("RQS", "bake_rq", "reverse_qa_prob"),
+    ("RJS", "bake_rj", "reverse_judgment_prob"),
+    ("WILD EM", "qaedit_wild_reliability", "efficacy_wild_em"),
 )
 COLUMNS = {
     "single": SAMPLE_COLUMNS,
     "stream48": SAMPLE_COLUMNS,
     "stream200": (
-        ("ES", "counterfact_flat_es", "es_prob"),
-        ("GS", "counterfact_flat_gs", "gs_prob"),
-        ("LS", "counterfact_flat_ls", "ls_prob"),
+        ("ES", "counterfact_flat_es", "efficacy_prob"),
+        ("GS", "counterfact_flat_gs", "paraphrase_prob"),
+        ("LS", "counterfact_flat_ls", "neighborhood_prob"),
     ),
 }
 

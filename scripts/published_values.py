@@ -27,39 +27,43 @@ PAPERS = {"bird": "BIRD", "bake": "BAKE (TMLR)", "wild": "WILD", "evk": "EVK", "
 # One pattern of our tasks and one of our metrics for every printed column. Those of a table are tried in this order.
 BAKE = {"bird_t3": "bake_", "bird_t4": "bake_j_", "bake_t5_concept": "bake_concept_"}
 BAKE_COLUMNS = {
-    "ES": ("es", "es_"),
-    "EM": ("es", "em_"),
-    "GS": ("gs", "gs_"),
-    "PS": ("gs", "gs_"),
-    "PM": ("gs", "pm_"),
-    "LS": ("ls", "ls_"),
-    "NS": ("ls", "ls_"),
-    "NM": ("ls", "nm_"),
-    "RQS": ("rq.*", "rqs_"),
-    "RQM": ("rq", "rqm_"),
-    "RJS": ("rj", "rjs_"),
-    "RJM": ("rj", "rjm_"),
-    "S": ("s", "s_"),
+    "ES": ("es", "efficacy_(?!magnitude)"),
+    "EM": ("es", "efficacy_magnitude"),
+    "GS": ("gs", "paraphrase_(?!magnitude)"),
+    "PS": ("gs", "paraphrase_(?!magnitude)"),
+    "PM": ("gs", "paraphrase_magnitude"),
+    "LS": ("ls", "neighborhood_(?!magnitude)"),
+    "NS": ("ls", "neighborhood_(?!magnitude)"),
+    "NM": ("ls", "neighborhood_magnitude"),
+    "RQS": ("rq.*", "reverse_qa_(?!magnitude)"),
+    "RQM": ("rq", "reverse_qa_magnitude"),
+    "RJS": ("rj", "reverse_judgment_(?!magnitude)"),
+    "RJM": ("rj", "reverse_judgment_magnitude"),
+    "S": ("s", "edit_score_"),
 }
 EVK_COLUMNS = {
-    "cf_eff": ("counterfact_es", "es_prob"),
-    "cf_gen": ("counterfact_gs", "gs_prob"),
-    "cf_spe": ("counterfact_ls", "ls_prob"),
+    "cf_eff": ("counterfact_es", "efficacy_prob"),
+    "cf_gen": ("counterfact_gs", "paraphrase_prob"),
+    "cf_spe": ("counterfact_ls", "neighborhood_prob"),
     "cf_flu": ("counterfact_fluency", "ngram_entropy"),
     "cf_consis": ("counterfact_consistency", "reference_score"),
     "zsre_eff": ("zsre_memit_efficacy", "efficacy_"),
     "zsre_gen": ("zsre_memit_paraphrase", "paraphrase_"),
-    "zsre_spe": ("zsre_memit_specificity", "specificity_"),
+    "zsre_spe": ("zsre_memit_specificity", "neighborhood_"),
     "evk_ES": ("counterfact_evk_es", "evk_es"),
     "evk_TS": ("counterfact_evk_ts", "evk_ts"),
 }
 THINKEDIT_COLUMNS = {
     "IFR": ("knowgic", "ifr_sampled"),
     "CKP": ("knowgic", "ckp_sampled"),
-    "efficacy": ("knowgic_es", "es_prob"),
+    "efficacy": ("knowgic_es", "efficacy_prob"),
     **{f"IFR_{length}": ("knowgic", f"ifr_{length}_sampled") for length in range(1, 6)},
 }
-KINDS = {"rel": "reliability", "gen": "generalization", "loc": "locality"}
+KINDS = {
+    "rel": ("reliability", "efficacy"),
+    "gen": ("generalization", "paraphrase"),
+    "loc": ("locality", "neighborhood"),
+}
 WILD_KIND = {"wild_t1": "rel", "wild_t11": "loc", "wild_t12": "gen"}
 WILD_MODELS = {"llama2_7b_chat": "Llama-2-7b-chat", "mistral_7b": "Mistral-7b", "llama3_8b": "Llama-3-8b"}
 GRID_EDITORS = ("FT-M", "ROME", "MEMIT", "GRACE", "WISE")
@@ -104,23 +108,31 @@ def place_of(table: str, row: Mapping[str, str], column: str) -> Place | None:
     if column in GRID_EDITORS and "input" in row:
         cell = GRID_TASKS[row["gen_strategy"], row["truncation"]]
         task = f"qaedit_grid_{GRID_INPUTS[row['input']]}_{cell}"
-        prefix = "tf_gold" if cell == "tf" else cell
-        return Place("Llama-3-8b", column, task, f"reliability_{prefix}_{GRID_METRICS[row['metric']]}")
+        return Place("Llama-3-8b", column, task, grid_column(row["input"], cell, GRID_METRICS[row["metric"]]))
     if table == "wild_t1":
-        return Place("Llama-2-7b-chat", editor, "qaedit_wild_reliability", "reliability_wild")
+        return Place("Llama-2-7b-chat", editor, "qaedit_wild_reliability", "efficacy_wild")
     found = re.fullmatch(
         r"(?:(zsre|cf|qaedit)|(llama2_7b_chat|mistral_7b|llama3_8b))_(?:(rel|gen|loc)_)?(syn|wild)", column
     )
     if found is None:
         return None
     _, named_model, kind, protocol = found.groups()
-    word = KINDS[kind or WILD_KIND[table]]
+    word, probe = KINDS[kind or WILD_KIND[table]]
     return Place(
         WILD_MODELS.get(named_model, model),
         editor,
         rf"{task_prefix(found[1], row, table)}_{protocol}(_ar)?_{word}",
-        f"{word}_{protocol}",
+        f"{probe}_wild" if protocol == "wild" else f"{probe}_(?!wild)",
     )
+
+
+def grid_column(given: str, cell: str, metric: str) -> str:
+    """The pattern of the column of a cell of WILD's grid."""
+    is_alone = GRID_INPUTS[given] == "question_only"
+    if cell == "ar_natural":
+        return f"efficacy_{'gen' if is_alone else 'wild'}_{metric}"
+    form = metric if (cell, metric) == ("tf", "match") else f"{cell.removesuffix('_gold')}_{metric}"
+    return f"efficacy_{'' if is_alone else 'qa_'}{form}"
 
 
 def task_prefix(dataset: str | None, row: Mapping[str, str], table: str) -> str:
@@ -142,7 +154,7 @@ def values_of(folder: Path, entry: Mapping[str, Any]) -> Iterator[dict[str, Any]
                 if place is None or place.editor in AVERAGES:
                     continue
                 tasks = [task for task in entry["tasks"] if re.fullmatch(place.task, task)]
-                metrics = [metric for metric in entry["columns"] if metric.startswith(place.metric)]
+                metrics = [metric for metric in entry["columns"] if re.match(place.metric, metric)]
                 if len(tasks) == len(metrics) == 1:
                     yield {
                         "table": table,

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 # column -> (name in the legend, color); desired and original answers as in bake_logprob
 KINDS = {
-    "rq_gen_desired": ("desired", DESIRED),
-    "rq_gen_original": ("original", ORIGINAL),
-    "rq_gen_ambiguous": ("names both", 6),
-    "rq_gen_other": ("other", 5),
+    "reverse_qa_gen_desired": ("desired", DESIRED),
+    "reverse_qa_gen_original": ("original", ORIGINAL),
+    "reverse_qa_gen_ambiguous": ("names both", 6),
+    "reverse_qa_gen_other": ("other", 5),
 }
 
 NEEDS = Needs(

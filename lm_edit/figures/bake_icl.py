@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 # column -> (tasks, title of its panel)
 COLUMNS = {
-    "es_prob": (("bake_es",), "ES, the edit itself"),
-    "gs_prob": (("bake_gs",), "GS, paraphrases"),
-    "ls_prob": (("bake_ls",), "LS, neighborhood"),
-    "rqs_prob": (("bake_rq",), "RQS, reverse questions"),
-    "rjs_prob": (("bake_rj",), "RJS, reverse judgments"),
+    "efficacy_prob": (("bake_es",), "ES, the edit itself"),
+    "paraphrase_prob": (("bake_gs",), "GS, paraphrases"),
+    "neighborhood_prob": (("bake_ls",), "LS, neighborhood"),
+    "reverse_qa_prob": (("bake_rq",), "RQS, reverse questions"),
+    "reverse_judgment_prob": (("bake_rj",), "RJS, reverse judgments"),
 }
 
 NEEDS = Needs(

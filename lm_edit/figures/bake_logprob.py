@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # column -> its name in the legend
-ANSWERS = {"rq_logprob_new": "desired answer", "rq_logprob_true": "original answer"}
+ANSWERS = {"reverse_qa_logprob_new": "desired answer", "reverse_qa_logprob_true": "original answer"}
 DESIRED, ORIGINAL = 1, 2  # colors: orange and green, as published
-COLORS = {"rq_logprob_new": DESIRED, "rq_logprob_true": ORIGINAL}
+COLORS = {"reverse_qa_logprob_new": DESIRED, "reverse_qa_logprob_true": ORIGINAL}
 
 NEEDS = Needs(
     "bake_logprob",

@@ -34,7 +34,7 @@ WEIGHTS = ("alpha", "beta")
 OTHERS = (
     "model", "editor", "mode", "num_edits", "edit_batch_size", "seed", "task", "icl", "edit_options", "answer_options",
 )  # fmt: skip
-METRICS = ("rjs_prob", "rqs_prob", "s_prob")
+METRICS = ("reverse_judgment_prob", "reverse_qa_prob", "edit_score_reverse_prob")
 
 NEEDS = Needs(
     "bird_weights",

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 SETTING = "evk_align"
 # column -> (tasks, title)
 COLUMNS = {
-    "es_prob": (("counterfact_es",), "CounterFact, efficacy"),
-    "gs_prob": (("counterfact_gs",), "CounterFact, generalization"),
-    "ls_prob": (("counterfact_ls",), "CounterFact, specificity"),
+    "efficacy_prob": (("counterfact_es",), "CounterFact, efficacy"),
+    "paraphrase_prob": (("counterfact_gs",), "CounterFact, generalization"),
+    "neighborhood_prob": (("counterfact_ls",), "CounterFact, specificity"),
     # The columns of EVK's table 1. Equations 15 and 16 of the paper define `_argmax`; docs/published_tables.yaml.
     "efficacy_token_acc": (("zsre_memit_efficacy",), "ZsRE, efficacy"),
     "paraphrase_token_acc": (("zsre_memit_paraphrase",), "ZsRE, generalization"),
-    "specificity_token_acc": (("zsre_memit_specificity",), "ZsRE, specificity"),
+    "neighborhood_token_acc": (("zsre_memit_specificity",), "ZsRE, specificity"),
     "evk_es": (("counterfact_evk_es",), "EVK-Bench, embedding stability"),
     "evk_ts": (("counterfact_evk_ts",), "EVK-Bench, text stability"),
 }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lm_edit.figures.needs import Needs
 from lm_edit.figures.select import FINAL, require_edited, require_rows
+from lm_eval_tasks.bake.reversal import answer_in_prompt_name
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -43,7 +44,7 @@ def by_form(rows: DataFrame, needs: Needs, columns: Sequence[str]) -> list[Asked
     Raises:
         EditingError: without edited runs of either form, and for rows that cannot be compared.
     """
-    in_prompt = {column: column.replace("_", "_answer_in_prompt_", 1) for column in columns}
+    in_prompt = {column: answer_in_prompt_name(column) for column in columns}
     forms = {TASK: {column: column for column in columns}, ANSWER_IN_PROMPT: in_prompt}
     endings = {TASK: "", ANSWER_IN_PROMPT: ", answer in the prompt"}
     given = [

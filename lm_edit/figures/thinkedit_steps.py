@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LONGER, ALL = "longer", "all"
 LENGTHS = (*map(str, range(1, MAX_STEPS + 1)), LONGER, ALL)
-EFFICACY = ("knowgic_es", "es_prob")  # task and column of table 1
+EFFICACY = ("knowgic_es", "efficacy_prob")  # task and column of table 1
 UNSCORED = "unscored"
 
 NEEDS = Needs(

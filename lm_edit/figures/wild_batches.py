@@ -26,7 +26,7 @@ from lm_edit.figures.spec import FigureSpec
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-METRICS = ("reliability_wild_judge", "reliability_wild_em", "reliability_wild_contains")
+METRICS = ("efficacy_wild_judge", "efficacy_wild_em", "efficacy_wild_contains")
 
 NEEDS = Needs(
     "wild_batches",

@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 BENCHMARKS = {"zsre": "ZsRE", "counterfact": "CounterFact", "qaedit": "QAEdit"}
-SYNTHETIC = "reliability_syn"
-FILTERED = "_wrong_judge"  # the published figures and tables: cases that the unedited model answers wrongly
+SYNTHETIC = "efficacy_match"
+FILTERED = "@wrong_judge"  # the published figures and tables: cases that the unedited model answers wrongly
 WILD = (
-    f"reliability_wild_judge{FILTERED}",
-    "reliability_wild_judge",
-    "reliability_wild_em",
-    "reliability_wild_contains",
+    f"efficacy_wild_judge{FILTERED}",
+    "efficacy_wild_judge",
+    "efficacy_wild_em",
+    "efficacy_wild_contains",
 )
 
 NEEDS = Needs(
     "wild_gap",
     f"the columns {SYNTHETIC} and {' or '.join(WILD)} (or another one by --metric), both over the same population "
-    f"(_wrong_judge, _wrong_em or all cases), of the tasks <benchmark>_syn_reliability and "
+    f"(@wrong_judge, @wrong_em or all cases), of the tasks <benchmark>_syn_reliability and "
     f"<benchmark>_wild_reliability of any of {', '.join(BENCHMARKS)}",
     "lm_eval --model edited_hf --tasks qaedit_syn,qaedit_wild --model_args editor=r_rome --output_path results",
     further="as published with --metadata judge=<judge>,population=wrong_judge",
@@ -45,7 +45,7 @@ NEEDS = Needs(
 def metric_pair(rows: DataFrame, needs: Needs, options: Options) -> tuple[str, str, list[str]]:
     """The synthetic and the WILD column over one population, and sentences about the choice."""
     wild, notes = first_metric(rows, needs, options, WILD)
-    filters = [ending for ending in (FILTERED, "_wrong_em") if wild.endswith(ending)]
+    filters = [ending for ending in (FILTERED, "@wrong_em") if wild.endswith(ending)]
     if not filters:
         population = "Over all cases; the published numbers are over those that the unedited model answers wrongly"
         return SYNTHETIC, wild, [*notes, f"{population} (population=wrong_judge)."]
@@ -69,7 +69,7 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
             series = [
                 series_of("synthetic (teacher forcing)", run_cells(group, list(labels), synthetic), color=5),
                 series_of(
-                    f"WILD ({wild.removeprefix('reliability_wild_')})", run_cells(group, list(labels), wild), color=3
+                    f"WILD ({wild.removeprefix('efficacy_wild_')})", run_cells(group, list(labels), wild), color=3
                 ),
             ]
             references: list[Reference] = unedited_reference(group, wild, "unedited, WILD", 3)

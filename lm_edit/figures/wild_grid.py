@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 # step -> (task, column); {metric} is judge or em
 STEPS = {
-    "synthetic": ("qaedit_grid_question_only_tf", "reliability_tf_gold_match"),
-    "input: QA instruction": ("qaedit_grid_qa_inst_tf", "reliability_tf_gold_match"),
-    "generation: greedy": ("qaedit_grid_qa_inst_ar_gold", "reliability_ar_gold_match"),
-    "metric: {metric}": ("qaedit_grid_qa_inst_ar_gold", "reliability_ar_gold_{metric}"),
-    "stop: natural": ("qaedit_grid_qa_inst_ar_natural", "reliability_ar_natural_{metric}"),
+    "synthetic": ("qaedit_grid_question_only_tf", "efficacy_match"),
+    "input: QA instruction": ("qaedit_grid_qa_inst_tf", "efficacy_qa_match"),
+    "generation: greedy": ("qaedit_grid_qa_inst_ar_gold", "efficacy_qa_ar_match"),
+    "metric: {metric}": ("qaedit_grid_qa_inst_ar_gold", "efficacy_qa_ar_{metric}"),
+    "stop: natural": ("qaedit_grid_qa_inst_ar_natural", "efficacy_wild_{metric}"),
 }
 METRICS = {"judge": "judge", "em": "exact match"}
 
@@ -72,12 +72,12 @@ def _metric(rows: DataFrame, options: Options) -> tuple[str, list[str]]:
         if options.metric not in METRICS:
             raise NEEDS.missing(f"--metric {options.metric} is none of {', '.join(METRICS)}")
         return options.metric, []
-    last = "reliability_ar_natural_{}"
-    present = set(rows["metric"])
+    task, last = STEPS["stop: natural"]
+    present = set(rows[rows["task"] == task]["metric"])
     for metric in METRICS:
-        if last.format(metric) in present:
+        if last.format(metric=metric) in present:
             return metric, [] if metric == "judge" else ["Without a judge: exact match in its place."]
-    raise NEEDS.missing(f"no run has a column {' or '.join(last.format(name) for name in METRICS)}")
+    raise NEEDS.missing(f"no run has a column {' or '.join(last.format(metric=name) for name in METRICS)}")
 
 
 def _panel(title: str, rows: DataFrame, metric: str, places: list[tuple[str, str]]) -> Waterfall:

@@ -12,7 +12,7 @@ from lm_eval.utils import handle_non_serializable, hash_string
 
 from edit_hooks.utils.printable import printable
 from lm_edit.judged_results.replay import SavedTask, another_task, as_json, build_task, plain_pipelines, with_answers
-from lm_eval_tasks.common.columns import COMPANIONS, SUMMARIES
+from lm_eval_tasks.common.columns import COMPANIONS, SEPARATOR, SUMMARIES
 from lm_eval_tasks.common.judge_filter import PIPELINE
 from lm_eval_tasks.common.population import WRONG_JUDGE
 from lm_eval_tasks.common.stages import filter_all_stages
@@ -119,12 +119,9 @@ def _other_scores(task: EditingTask, instances: Sequence[Instance], saved: Saved
 
 def _is_of(column: str, metrics: Sequence[str]) -> bool:
     """Whether a column is one of some metrics, a stage, a companion or a breakdown of one."""
-    base = column.partition("@")[0]
-    endings = tuple(f"_{ending}" for ending in COMPANIONS)
-    return any(
-        base == metric or base.startswith(f"{metric}_by_") or base in {f"{metric}{ending}" for ending in endings}
-        for metric in metrics
-    )
+    endings = {"", *(f"_{ending}" for ending in COMPANIONS)}
+    rests = [column.removeprefix(metric) for metric in metrics if column.startswith(metric)]
+    return any(rest in endings or rest.startswith((SEPARATOR, "_by_")) for rest in rests)
 
 
 def _agree(was: Any, now: Any) -> bool:

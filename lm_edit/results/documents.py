@@ -14,7 +14,7 @@ from lm_edit.results.samples import FINAL_STAGE, answers_by_stage, read_saved_re
 from lm_edit.results.tables import CurrentResults
 from lm_edit.results.task_facts import TaskFacts
 from lm_eval_tasks.common.answers import NOT_FINITE, Answer, read_answer
-from lm_eval_tasks.common.columns import SUMMARIES, read_columns
+from lm_eval_tasks.common.columns import SUMMARIES, read_columns, split_stage
 from lm_eval_tasks.common.probes import case_requests
 
 READ_FIELDS = ("case_id", "category", "edit_requests", "probes")  # of a document, with attributes of their own
@@ -152,7 +152,7 @@ def _scores_of(
             metrics, reasons = found.setdefault(document.doc_id, ({}, {}))
             for key, value in document.metrics.items():
                 name, _, pipeline = key.partition(",")
-                if current.counts(file, about, name.partition("@")[0], pipeline):
+                if current.counts(file, about, split_stage(name)[0], pipeline):
                     metrics[key] = value
                     reasons |= {key: document.reasons[key]} if key in document.reasons else {}
     return found

@@ -22,7 +22,7 @@ from lm_eval_tasks.common.dataset import read_raw
 from lm_eval_tasks.common.run_names import UNEDITED
 
 DEFAULT_TASK = "qaedit_wild_reliability"
-METRICS = {"em": "reliability_wild_em", "judge": "reliability_wild_judge"}
+METRICS = {"em": "efficacy_wild_em", "judge": "efficacy_wild_judge"}
 PROVENANCE = "provenance"
 NO_ANSWER = "not asked"
 

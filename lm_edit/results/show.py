@@ -45,7 +45,7 @@ def comparison(paths: Paths, metrics: Sequence[str] = ()) -> Comparison:
     value if they count as 0, and of cases that are unscored for another reason).
 
     Args:
-        metrics: only these, in this order, each with or without its stage (``es_prob@immediate``).
+        metrics: only these, in this order, each with or without its stage (``efficacy_prob@immediate``).
 
     Raises:
         EditingError: as ``load_results``; for an unknown metric; and for runs with two results of one metric.

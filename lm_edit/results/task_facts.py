@@ -11,9 +11,9 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.json_io import parse_json
 from lm_edit.results.runs import ResultFile
-from lm_eval_tasks.common.columns import TOTALS, Column
+from lm_eval_tasks.common.columns import ALL_CASES, TOTALS, Column
 from lm_eval_tasks.common.generation import generation_text
-from lm_eval_tasks.common.population import ALL, WRONG_JUDGE
+from lm_eval_tasks.common.population import WRONG_JUDGE
 from lm_eval_tasks.common.portable import by_value
 from lm_eval_tasks.common.run_names import chosen_samples, data_label, is_editing_task
 from lm_eval_tasks.common.settings import SCORE_UNEDITED_CASES
@@ -93,7 +93,7 @@ class TaskFacts:
         if is_total or column.metric.endswith(UNEDITED):
             higher = None  # a number of cases, or a fact about the unedited model: no direction is better
         is_share = self._is_share(column.metric)
-        population = declared.get("population") or ALL
+        population = declared.get("population") or ALL_CASES
         judge = self._judge_of(column.filter)
         return {
             "metric": column.metric,

@@ -2,7 +2,7 @@
 
 The repository of May 2025 (protocol C) scores GRACE this way and all other editors by teacher forcing. It compares the
 target's tokens without the space before it; :mod:`lm_eval_tasks.protocols.gold_length` explains the columns
-``_spaced``. Its RJS of GRACE, always 0, has no form here.
+``_unspaced``. Its RJS of GRACE, always 0, has no form here.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from lm_eval_tasks.bake.benchmark import BakeCase
 from lm_eval_tasks.bake.reversal import REVERSE_QA
 from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case
+from lm_eval_tasks.common.columns import ALL_CASES, over
 from lm_eval_tasks.common.measures import Measure, any_true, exclude_if
 from lm_eval_tasks.common.probes import CaseAnswers, ProbeAnswers, case_doc
 from lm_eval_tasks.common.settings import Settings
 from lm_eval_tasks.protocols.gold_length import (
-    SPACED,
+    UNSPACED,
     agreement_measure,
     agreement_probes,
     match_measures,
@@ -51,29 +52,30 @@ def reverse_qa_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
 
 def score_efficacy(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """AR-MATCH on the edit prompt."""
-    return match_measures("es_ar_match", answers, EFFICACY, PROMPTS[EFFICACY])
+    return match_measures(answers, EFFICACY, PROMPTS[EFFICACY])
 
 
 def score_paraphrase(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """AR-MATCH on the paraphrases."""
-    return match_measures("gs_ar_match", answers, PARAPHRASE, PROMPTS[PARAPHRASE])
+    return match_measures(answers, PARAPHRASE, PROMPTS[PARAPHRASE])
 
 
 def score_neighborhood(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """AGREE-AR on the neighborhood prompts."""
-    return {"ls_agree_ar": agreement_measure(answers, NEIGHBORHOOD, PROMPTS[NEIGHBORHOOD])}
+    return {"neighborhood_agree_ar": agreement_measure(answers, NEIGHBORHOOD, PROMPTS[NEIGHBORHOOD])}
 
 
 def score_reverse_qa(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
-    """AR-MATCH on the reverse question, with the filter and without (``_all``).
+    """AR-MATCH on the reverse question, with the filter and without (``@all``).
 
-    The filter excludes a case if the unedited model has at least one token of the subject, as that of ``rqs_match``.
+    The filter excludes a case if the unedited model has at least one token of the subject, as that of
+    ``reverse_qa_match``.
     """
-    scores = match_measures("rqs_ar_match", answers, REVERSE_QA, "reverse question")
-    for ending in ("", SPACED):
-        name = f"rqs_ar_match{ending}"
+    scores = match_measures(answers, REVERSE_QA, "reverse question")
+    for ending in (UNSPACED, ""):
+        name = f"{REVERSE_QA}_ar_match{ending}"
         is_known = partial(any_true, answers.of_kind(REVERSE_QA + ending), _unedited_has_a_token)
-        scores |= {name: exclude_if(scores[name], is_known), f"{name}_all": scores[name]}
+        scores |= {name: exclude_if(scores[name], is_known), over(name, ALL_CASES): scores[name]}
     return scores
 
 

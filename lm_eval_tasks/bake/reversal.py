@@ -11,6 +11,7 @@ from judges.match import alias_match, normalize
 from lm_eval_tasks.bake.benchmark import JUDGE_TEMPLATE, JUDGE_TEMPLATES, BakeCase
 from lm_eval_tasks.common import measures, scoring
 from lm_eval_tasks.common.cases import Question
+from lm_eval_tasks.common.columns import ALL_CASES, over
 from lm_eval_tasks.common.measures import Measure, Unscored, mean_over
 from lm_eval_tasks.common.probes import CaseAnswers, ProbeAnswers, case_doc
 from lm_eval_tasks.common.settings import Settings
@@ -26,7 +27,7 @@ from lm_eval_tasks.protocols.likelihood import (
     logprob_measures,
 )
 
-REVERSE_QA, REVERSE_JUDGE, ANSWER_IN_PROMPT = "reverse_qa", "reverse_judge", "reverse_qa_answer_in_prompt"
+REVERSE_QA, REVERSE_JUDGMENT, ANSWER_IN_PROMPT = "reverse_qa", "reverse_judgment", "reverse_qa_answer_in_prompt"
 
 JUDGE_OPTIONS = ("yes, it is true", "no, it is false")
 
@@ -77,7 +78,7 @@ def reverse_judge_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
     doc = contrast_doc(
         case,
         settings,
-        REVERSE_JUDGE,
+        REVERSE_JUDGMENT,
         [question],
         ask="both",
         ask_generation="edited",
@@ -107,7 +108,7 @@ def edit_score_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
         probes.append(contrast_probe(REVERSE_QA, case.reverse_qa, "both"))
     template = JUDGE_TEMPLATE.read(settings)
     separator = judge_separator(template)
-    probes.append(contrast_probe(REVERSE_JUDGE, judge_question(case, template), "both", separator=separator))
+    probes.append(contrast_probe(REVERSE_JUDGMENT, judge_question(case, template), "both", separator=separator))
     return case_doc(case, probes, generate=False)
 
 
@@ -117,14 +118,16 @@ def edit_score_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
 def score_reverse_qa(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """RQS and RQM with and without the filter, log-probabilities, exact match, and the category of the answer."""
     probes, noun = answers.of_kind(REVERSE_QA), "reverse question"
-    scores = contrast_measures("rqs", "rqm", probes, noun)
-    return filter_known(scores, probes) | _answer_measures(probes, noun)
+    scores = contrast_measures(REVERSE_QA, probes, noun)
+    return filter_known(scores, probes) | _answer_measures(REVERSE_QA, probes, noun)
 
 
-def _answer_measures(probes: Sequence[ProbeAnswers], noun: str) -> dict[str, Measure]:
+def _answer_measures(prefix: str, probes: Sequence[ProbeAnswers], noun: str) -> dict[str, Measure]:
     """Log-probabilities of both subjects, exact match, and the category of the free answer."""
-    categories = {f"rq_gen_{name}": mean_over(probes, noun, partial(_is_in_category, name)) for name in CATEGORIES}
-    return {**logprob_measures("rq", probes, noun), **exact_match_measure("rqs", probes, noun), **categories}
+    categories = {
+        f"{prefix}_gen_{name}": mean_over(probes, noun, partial(_is_in_category, name)) for name in CATEGORIES
+    }
+    return {**logprob_measures(prefix, probes, noun), **exact_match_measure(prefix, probes, noun), **categories}
 
 
 def _is_in_category(name: str, answered: ProbeAnswers) -> float:
@@ -135,13 +138,13 @@ def _is_in_category(name: str, answered: ProbeAnswers) -> float:
 def score_answer_in_prompt(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """The measures of :func:`score_reverse_qa`, without filter, of a question whose answer the prompt states."""
     probes, noun = answers.of_kind(ANSWER_IN_PROMPT), "reverse question"
-    scores = contrast_measures("rqs", "rqm", probes, noun) | _answer_measures(probes, noun)
-    return {answer_in_prompt_name(name): measure for name, measure in scores.items()}
+    scores = contrast_measures(ANSWER_IN_PROMPT, probes, noun)
+    return scores | _answer_measures(ANSWER_IN_PROMPT, probes, noun)
 
 
 def answer_in_prompt_name(column: str) -> str:
     """The column of bake_rq_answer_in_prompt that corresponds to one of bake_rq."""
-    return column.replace("_", "_answer_in_prompt_", 1)
+    return ANSWER_IN_PROMPT + column.removeprefix(REVERSE_QA)
 
 
 def answer_category(text: str, desired: str, original: str) -> str:
@@ -162,9 +165,9 @@ def answer_category(text: str, desired: str, original: str) -> str:
 
 def score_reverse_judge(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """RJS and RJM with and without the published filter, and a generated "yes"."""
-    probes, noun = answers.of_kind(REVERSE_JUDGE), "judge question"
-    scores = contrast_measures("rjs", "rjm", probes, noun)
-    return filter_known(scores, probes) | {"rjs_gen_yes": mean_over(probes, noun, _begins_with_yes)}
+    probes, noun = answers.of_kind(REVERSE_JUDGMENT), "judge question"
+    scores = contrast_measures(REVERSE_JUDGMENT, probes, noun)
+    return filter_known(scores, probes) | {"reverse_judgment_gen_yes": mean_over(probes, noun, _begins_with_yes)}
 
 
 def _begins_with_yes(answered: ProbeAnswers) -> float:
@@ -177,18 +180,19 @@ def score_edit_score(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, 
     Its factors are ES, GS, LS and the mean of RQS and RJS (RJS alone without reverse questions).
     """
     scores = case_measures(doc, answers) | score_reverse_qa(doc, answers) | score_reverse_judge(doc, answers)
-    reverse = ["rqs", "rjs"] if answers.of_kind(REVERSE_QA) else ["rjs"]
+    reverse = [REVERSE_QA, REVERSE_JUDGMENT] if answers.of_kind(REVERSE_QA) else [REVERSE_JUDGMENT]
 
-    def of_protocol(protocol: str, locality: str, ending: str = "") -> Measure:
-        forward = [[f"es_{protocol}"], [f"gs_{protocol}"], [f"ls_{locality}"]]
-        return edit_score(scores, [*forward, [f"{score}_{protocol}{ending}" for score in reverse]])
+    def of_protocol(protocol: str, locality: str, population: str = "") -> Measure:
+        forward = [[f"efficacy_{protocol}"], [f"paraphrase_{protocol}"], [f"neighborhood_{locality}"]]
+        names = [f"{kind}_{protocol}" for kind in reverse]
+        return edit_score(scores, [*forward, [over(name, population) if population else name for name in names]])
 
     return {
-        "s_prob": of_protocol("prob", "prob"),
-        "s_prob_agree": of_protocol("prob", "agree_tf"),
-        "s_prob_all": of_protocol("prob", "prob", "_all"),
-        "s_argmax": of_protocol("argmax", "argmax"),
-        "s_argmax_all": of_protocol("argmax", "argmax", "_all"),
-        "s_match": of_protocol("match", "agree_tf"),
-        "s_match_all": of_protocol("match", "agree_tf", "_all"),
+        "edit_score_reverse_prob": of_protocol("prob", "prob"),
+        "edit_score_reverse_prob_agree": of_protocol("prob", "agree_tf"),
+        "edit_score_reverse_prob@all": of_protocol("prob", "prob", ALL_CASES),
+        "edit_score_reverse_argmax": of_protocol("argmax", "argmax"),
+        "edit_score_reverse_argmax@all": of_protocol("argmax", "argmax", ALL_CASES),
+        "edit_score_reverse_match": of_protocol("match", "agree_tf"),
+        "edit_score_reverse_match@all": of_protocol("match", "agree_tf", ALL_CASES),
     }

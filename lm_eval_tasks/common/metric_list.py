@@ -27,10 +27,14 @@ def select_metrics(metric_list: Sequence[Mapping[str, Any]], settings: Mapping[s
 
 
 def _applies(only_if: str | Mapping[str, Any] | None, metadata: Mapping[str, Any]) -> bool:
-    """Whether a metric's condition holds: a switch that is on, or settings that all have the given values."""
+    """Whether a metric's condition holds: a switch that is on, or settings that all have one of the given values."""
     if isinstance(only_if, Mapping):
-        return all(metadata.get(name) == value for name, value in only_if.items())
+        return all(metadata.get(name) in _values(wanted) for name, wanted in only_if.items())
     return only_if is None or switch(metadata, only_if, True)
+
+
+def _values(wanted: Any) -> Sequence[Any]:
+    return wanted if isinstance(wanted, list) else [wanted]
 
 
 def is_rate(metric: Mapping[str, Any]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lm_eval_tasks.common.columns import SEPARATOR
 from lm_eval_tasks.common.settings import MICRO, Settings
 
 SUFFIX = "_micro"
@@ -21,6 +22,6 @@ def micro_metrics(metric: Mapping[str, Any], settings: Settings) -> list[dict[st
     if metric["aggregation"] != "mean_scored" or not MICRO.read(settings):
         return [plain]
     rest = {key: value for key, value in plain.items() if key != "role"}
-    name = metric["metric"]
-    micro = {"metric": f"{name}{SUFFIX}", "over": metric.get("over", name), "aggregation": "pooled_mean"}
-    return [plain, {**rest, **micro, "weighted": True}]
+    name, at, population = metric["metric"].partition(SEPARATOR)
+    micro = {"metric": f"{name}{SUFFIX}{at}{population}", "aggregation": "pooled_mean"}
+    return [plain, {"over": metric["metric"], **rest, **micro, "weighted": True}]

@@ -1,7 +1,7 @@
 """One population for all columns: the cases whose edit question the unedited model answers wrongly.
 
 The published results of WILD are over these cases only. With the setting ``population`` a document has a helper probe,
-and every metric that says ``filtered_by: population`` a second column, named after the population:
+and every metric that says ``filtered_by: population`` a second column, ``<metric>@<population>``:
 
 - ``wrong_em``: the unedited model's answer is wrong by exact match.
 - ``wrong_judge``: it is wrong by the judge's verdict, as published.
@@ -19,12 +19,13 @@ from edit_hooks.prompt_context import QA_INSTRUCTION
 from judges.base import Verdict
 from judges.match import exact_match
 from lm_eval_tasks.common.cases import EFFICACY, Case
+from lm_eval_tasks.common.columns import ALL_CASES, over
 from lm_eval_tasks.common.measures import Measure, Unscored, exclude_if, generated_match, judged_correct
 from lm_eval_tasks.common.probes import PLACEHOLDER, CaseAnswers, Probe
 from lm_eval_tasks.common.settings import Settings, choice_setting
 
-ALL, WRONG_EM, WRONG_JUDGE = "all", "wrong_em", "wrong_judge"
-POPULATIONS = (ALL, WRONG_EM, WRONG_JUDGE)
+WRONG_EM, WRONG_JUDGE = "wrong_em", "wrong_judge"
+POPULATIONS = (ALL_CASES, WRONG_EM, WRONG_JUDGE)
 
 PRE_EDIT = "pre_edit"  # kind of the helper probe
 
@@ -38,7 +39,7 @@ POPULATION = choice_setting(
 
 def with_helper(case: Case, settings: Settings, probes: Sequence[Probe]) -> Sequence[Probe]:
     """The probes of a case, and the helper probe if the setting :data:`POPULATION` needs it."""
-    if not probes or POPULATION.read(settings) == ALL:
+    if not probes or POPULATION.read(settings) == ALL_CASES:
         return probes
     (question,) = case.questions(EFFICACY)
     helper = Probe(
@@ -55,10 +56,10 @@ def with_helper(case: Case, settings: Settings, probes: Sequence[Probe]) -> Sequ
 def population_metrics(metric: Mapping[str, Any], settings: Settings) -> list[dict[str, Any]]:
     """The metric, and its column over the run's population if it has one."""
     plain = {key: value for key, value in metric.items() if key != "filtered_by"}
-    if metric.get("filtered_by") != POPULATION.name or (population := POPULATION.read(settings)) == ALL:
+    if metric.get("filtered_by") != POPULATION.name or (population := POPULATION.read(settings)) == ALL_CASES:
         return [plain]
     rest = {key: value for key, value in plain.items() if key not in ("role", "chance")}
-    name = f"{metric['metric']}_{population}"
+    name = over(metric["metric"], population)
     return [plain, {**rest, "metric": name, "filtered": True, "population": population, "over": metric["metric"]}]
 
 

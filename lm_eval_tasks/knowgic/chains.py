@@ -32,6 +32,7 @@ from edit_hooks.prompt_context import SPACE
 from judges.match import has_answer
 from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.answers import Answer
+from lm_eval_tasks.common.columns import SEPARATOR
 from lm_eval_tasks.common.measures import Failed, Measure, Unscored, all_true
 from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
 from lm_eval_tasks.common.scoring import first_word
@@ -165,12 +166,12 @@ def score_chains(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Meas
     found: dict[str, Measure] = {
         "ifr": lambda: scores.recovery(chains),
         "ifr_clipped": lambda: scores.recovery(chains, clip=True),
-        "ifr_known": lambda: scores.recovery(
+        "ifr@known": lambda: scores.recovery(
             [chain for chain in chains if all_true(chain, scores.knows)], noun="chains that the unedited model knows"
         ),
         "ckp": lambda: scores.preservation(context),
         "ckp_clipped": lambda: scores.preservation(context, clip=True),
-        "ckp_dedup": lambda: scores.preservation(list(dict.fromkeys(context))),
+        "ckp@distinct": lambda: scores.preservation(list(dict.fromkeys(context))),
         "known": lambda: _pooled((scores.knows(place) for place in known), "questions"),
         "ifr_chains": lambda: len(chains),
         "ifr_active": lambda: scores.num_active(chains),
@@ -191,7 +192,13 @@ def score_chains(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Meas
     for steps in range(1, MAX_STEPS + 1):
         short = [chain for chain in chains if len(chain) <= steps]
         found[f"deep_edited_{steps}"] = functools.partial(scores.deep_edited, short, f"chains of at most {steps} steps")
-    return {f"{name}_{doc['columns']}": measure for name, measure in found.items()}
+    return {_column(name, doc["columns"]): measure for name, measure in found.items()}
+
+
+def _column(name: str, protocol: str) -> str:
+    """The column of a score, whose protocol is named before its population."""
+    score, at, population = name.partition(SEPARATOR)
+    return f"{score}_{protocol}{at}{population}"
 
 
 class ChainScores:

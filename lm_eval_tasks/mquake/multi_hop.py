@@ -1,13 +1,13 @@
 """Documents and scores of MQuAKE: single edits, chains of facts, and multi-hop questions.
 
-- ``mquake_edit_wise_*``: the edited facts as cloze prompts, without demonstrations, mean over the edits of a case.
-- ``mquake_instance_wise_*``: every fact of the chain after the edits is right. An edited fact is asked as its cloze
+- ``efficacy_*``: the edited facts as cloze prompts, without demonstrations, mean over the edits of a case.
+- ``instance_wise_*``: every fact of the chain after the edits is right. An edited fact is asked as its cloze
   prompt and is right if greedy decoding writes the new object; any other as a question with demonstrations.
-- ``mquake_multi_hop_*``, ``mquake_multi_hop_cot_*``: one of the wordings of the multi-hop question is answered right,
+- ``multi_hop_*``, ``multi_hop_cot_*``: one of the wordings of the multi-hop question is answered right,
   after demonstrations of answers or of chains of thought.
 
-``_exact``: the answer equals a gold answer or an alias after :func:`plain`. ``_contains``: one of them occurs in it as
-whole words, aliases of up to three characters in their own case (:func:`judges.match.has_answer`).
+``_alias_exact``: the answer equals a gold answer or an alias after :func:`plain`. ``_alias_contains``: one of them
+occurs in it as whole words, aliases of up to three characters in their own case (:func:`judges.match.has_answer`).
 ``_old_*_unedited``: the unedited model and the answer before the edits.
 
 Source: Zhong et al., MQuAKE: Assessing Knowledge Editing in Language Models via Multi-Hop Questions (EMNLP 2023).
@@ -128,7 +128,7 @@ def equals(answer: str, accepted: Sequence[str]) -> bool:
     return plain(answer) in {plain(one) for one in accepted} - {""}
 
 
-MATCHES: Mapping[str, Match] = {"exact": equals, "contains": partial(has_answer, whole_words=True)}
+MATCHES: Mapping[str, Match] = {"alias_exact": equals, "alias_contains": partial(has_answer, whole_words=True)}
 
 
 def final_answer(text: str) -> str:
@@ -144,8 +144,8 @@ def score_edit_wise(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, M
     def generated(answered: ProbeAnswers, *, match: Match) -> float:
         return float(match(measures.generated_text(answered.generation).text, [answered.probe.gold]))
 
-    return contrast_measures("mquake_edit_wise", "mquake_edit_wise_magnitude", probes, EDIT_PROMPTS) | {
-        f"mquake_edit_wise_{name}": mean_over(probes, EDIT_PROMPTS, partial(generated, match=match))
+    return contrast_measures(EFFICACY, probes, EDIT_PROMPTS) | {
+        f"{EFFICACY}_gen_{name}": mean_over(probes, EDIT_PROMPTS, partial(generated, match=match))
         for name, match in MATCHES.items()
     }
 
@@ -156,8 +156,8 @@ def score_instance_wise(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[st
     scores: dict[str, Measure] = {}
     for name, match in MATCHES.items():
         for ending, kinds in chains.items():
-            scores[f"mquake_instance_wise{ending}_{name}"] = partial(_all_right, doc, answers, kinds, match)
-        scores[f"mquake_instance_wise_old_{name}_unedited"] = partial(_all_right, doc, answers, (OLD_HOP,), match)
+            scores[f"instance_wise{ending}_{name}"] = partial(_all_right, doc, answers, kinds, match)
+        scores[f"instance_wise_old_{name}_unedited"] = partial(_all_right, doc, answers, (OLD_HOP,), match)
     return scores
 
 
@@ -190,7 +190,7 @@ def _all_right(doc: Mapping[str, Any], answers: CaseAnswers, kinds: Sequence[str
 
 def score_multi_hop(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """One of the wordings is answered right."""
-    return _multi_hop_measures("mquake_multi_hop", doc, answers, str)
+    return _multi_hop_measures("multi_hop", doc, answers, str)
 
 
 def score_multi_hop_cot(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
@@ -200,8 +200,8 @@ def score_multi_hop_cot(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[st
     def wrote_answer(answered: ProbeAnswers) -> float:
         return float(bool(final_answer(_text(answered))))
 
-    return _multi_hop_measures("mquake_multi_hop_cot", doc, answers, final_answer) | {
-        "mquake_multi_hop_cot_answered": mean_over(probes, WORDINGS, wrote_answer)
+    return _multi_hop_measures("multi_hop_cot", doc, answers, final_answer) | {
+        "multi_hop_cot_answered": mean_over(probes, WORDINGS, wrote_answer)
     }
 
 

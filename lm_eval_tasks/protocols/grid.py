@@ -145,35 +145,34 @@ def score_chosen(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Meas
 
 def score_tf(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """Match ratio and exact match of the teacher-forced answer."""
-    return _fixed_length_measures("reliability_tf_gold", answers)
+    return _fixed_length_measures("match", "tf_em", answers)
 
 
 def score_ar_gold(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """Match ratio and exact match of the greedy answer of the gold answer's length."""
-    return _fixed_length_measures("reliability_ar_gold", answers)
+    return _fixed_length_measures("ar_match", "ar_em", answers)
 
 
 def score_ar_natural(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """Exact match up to the natural stop, and what follows a right beginning there."""
     probes, noun = answers.of_kind(EFFICACY), QUESTIONS[EFFICACY]
-    return {
-        "reliability_ar_natural_em": mean_over(
+    found = {
+        "em": mean_over(
             probes, noun, lambda answered: measures.generated_match(answered.generation, answered.probe.gold)
         ),
-        "reliability_ar_natural_goes_on": mean_over(
-            probes, noun, lambda answered: measures.goes_on(answered.generation, answered.probe.gold)
-        ),
-        "reliability_ar_natural_repeats": mean_over(
-            probes, noun, lambda answered: measures.repeats(answered.generation, answered.probe.gold)
-        ),
+        "goes_on": mean_over(probes, noun, lambda answered: measures.goes_on(answered.generation, answered.probe.gold)),
+        "repeats": mean_over(probes, noun, lambda answered: measures.repeats(answered.generation, answered.probe.gold)),
     }
+    return {f"{EFFICACY}_{context}_{name}": measure for context in ("gen", "wild") for name, measure in found.items()}
 
 
-def _fixed_length_measures(prefix: str, answers: CaseAnswers) -> dict[str, Measure]:
+def _fixed_length_measures(match: str, em: str, answers: CaseAnswers) -> dict[str, Measure]:
+    """The measures after the question alone, and in a context; the task lists those of its own input."""
     probes, noun = answers.of_kind(EFFICACY), QUESTIONS[EFFICACY]
-    return {
-        f"{prefix}_match": mean_over(probes, noun, lambda answered: measures.target_match(answered.generation)),
-        f"{prefix}_em": mean_over(
+    found = {
+        match: mean_over(probes, noun, lambda answered: measures.target_match(answered.generation)),
+        em: mean_over(
             probes, noun, lambda answered: measures.generated_match(answered.generation, answered.probe.gold)
         ),
     }
+    return {f"{EFFICACY}{context}_{name}": measure for context in ("", "_qa") for name, measure in found.items()}

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from edit_hooks.decoding import AskedModel
 from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.cases import EFFICACY, KINDS, NEIGHBORHOOD, PARAPHRASE, Case, Question
+from lm_eval_tasks.common.columns import ALL_CASES, over
 from lm_eval_tasks.common.measures import Measure, Score, Unscored, any_true, evaluate, exclude_if, mean_over
 from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
 from lm_eval_tasks.common.settings import Settings, switch_setting
@@ -135,26 +136,27 @@ def _match(answered: ProbeAnswers, *, unedited: bool = False) -> float:
 
 # Success under each protocol, by the ending of the metric's name.
 SUCCESSES: Mapping[str, Success] = {"prob": _prob, "argmax": _argmax, "match": _match}
+MAGNITUDE = "magnitude"  # ending of the difference of the two probabilities per token, which ``prob`` compares
 
 
 def score_efficacy(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """ES and its magnitude EM on the edit prompt."""
     probes, noun = answers.of_kind(EFFICACY), PROMPTS[EFFICACY]
-    return contrast_measures("es", "em", probes, noun) | exact_match_measure("es", probes, noun)
+    return contrast_measures(EFFICACY, probes, noun) | exact_match_measure(EFFICACY, probes, noun)
 
 
 def score_paraphrase(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """GS and its magnitude PM, averaged over all paraphrases of the case."""
     probes, noun = answers.of_kind(PARAPHRASE), PROMPTS[PARAPHRASE]
-    return contrast_measures("gs", "pm", probes, noun) | exact_match_measure("gs", probes, noun)
+    return contrast_measures(PARAPHRASE, probes, noun) | exact_match_measure(PARAPHRASE, probes, noun)
 
 
 def score_neighborhood(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """LS and its magnitude NM on all neighbors, and agreement with the unedited model."""
     probes, noun = answers.of_kind(NEIGHBORHOOD), PROMPTS[NEIGHBORHOOD]
-    return contrast_measures("ls", "nm", probes, noun) | {
-        "ls_agree_tf": mean_over(probes, noun, lambda answered: measures.agree_tf(answered.wanted)),
-        "ls_agree_gen": mean_over(probes, noun, lambda answered: measures.agree_gen(answered.generation)),
+    return contrast_measures(NEIGHBORHOOD, probes, noun) | {
+        "neighborhood_agree_tf": mean_over(probes, noun, lambda answered: measures.agree_tf(answered.wanted)),
+        "neighborhood_agree_gen": mean_over(probes, noun, lambda answered: measures.agree_gen(answered.generation)),
     }
 
 
@@ -162,9 +164,9 @@ def score_edit_score(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, 
     """S of efficacy, paraphrases and neighborhood under each protocol (ROME; MEMIT)."""
     scores = case_measures(doc, answers)
     return {
-        "s_prob": edit_score(scores, [["es_prob"], ["gs_prob"], ["ls_prob"]]),
-        "s_argmax": edit_score(scores, [["es_argmax"], ["gs_argmax"], ["ls_argmax"]]),
-        "s_match": edit_score(scores, [["es_match"], ["gs_match"], ["ls_agree_tf"]]),
+        "edit_score_prob": edit_score(scores, [["efficacy_prob"], ["paraphrase_prob"], ["neighborhood_prob"]]),
+        "edit_score_argmax": edit_score(scores, [["efficacy_argmax"], ["paraphrase_argmax"], ["neighborhood_argmax"]]),
+        "edit_score_match": edit_score(scores, [["efficacy_match"], ["paraphrase_match"], ["neighborhood_agree_tf"]]),
     }
 
 
@@ -177,28 +179,28 @@ def case_measures(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Mea
     }
 
 
-def contrast_measures(score: str, magnitude: str, probes: Sequence[ProbeAnswers], noun: str) -> dict[str, Measure]:
+def contrast_measures(prefix: str, probes: Sequence[ProbeAnswers], noun: str) -> dict[str, Measure]:
     """The likelihood measures of one kind of questions.
 
     Args:
-        score, magnitude: prefixes of the metric names, as in ``es`` and ``em``.
+        prefix: of the metric names, as in ``efficacy``.
         noun: the questions, for the reason if the case has none.
     """
-    by_protocol = {f"{score}_{name}": mean_over(probes, noun, success) for name, success in SUCCESSES.items()}
+    by_protocol = {f"{prefix}_{name}": mean_over(probes, noun, success) for name, success in SUCCESSES.items()}
     return by_protocol | {
-        f"{magnitude}_prob": mean_over(
+        f"{prefix}_{MAGNITUDE}": mean_over(
             probes, noun, lambda answered: measures.prob_magnitude(answered.wanted, answered.other)
         )
     }
 
 
-def exact_match_measure(score: str, probes: Sequence[ProbeAnswers], noun: str) -> dict[str, Measure]:
+def exact_match_measure(prefix: str, probes: Sequence[ProbeAnswers], noun: str) -> dict[str, Measure]:
     """Exact match of the free generation with the wanted answer."""
 
     def exact_match(answered: ProbeAnswers) -> float:
         return measures.generated_match(answered.generation, answered.probe.gold)
 
-    return {f"{score}_gen_em": mean_over(probes, noun, exact_match)}
+    return {f"{prefix}_gen_em": mean_over(probes, noun, exact_match)}
 
 
 def logprob_measures(prefix: str, probes: Sequence[ProbeAnswers], noun: str) -> dict[str, Measure]:
@@ -227,13 +229,14 @@ def filter_known(scores: Mapping[str, Measure], probes: Sequence[ProbeAnswers]) 
     It excludes the cases in which the unedited model already succeeds, so that every filtered score of the unedited
     model is 0. The protocol of the measure decides: for ``_prob`` the unedited model prefers the wanted target strictly
     (the published filter), for ``_argmax`` all its argmaxes are the wanted target's tokens, for ``_match`` at least one
-    is. The unfiltered measures have the ending ``_all``.
+    is. The unfiltered measures have the ending ``@all``.
     """
     filtered = dict(scores)
+    known_by = {**SUCCESSES, MAGNITUDE: SUCCESSES["prob"]}
     for name, measure in scores.items():
-        if (success := SUCCESSES.get(name.rpartition("_")[2])) is not None:
+        if (success := known_by.get(name.rpartition("_")[2])) is not None:
             is_known = partial(_any_known, probes, success)
-            filtered |= {name: exclude_if(measure, is_known), f"{name}_all": measure}
+            filtered |= {name: exclude_if(measure, is_known), over(name, ALL_CASES): measure}
     return filtered
 
 

@@ -73,12 +73,12 @@ def _probes(questions: Mapping[str, Sequence[Question]], ask: AskedModel = "edit
 
 def score_edit_success(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """TF-MATCH on the edit question."""
-    return {"edit_success_match": _kind_mean(answers, EFFICACY, "edit questions", measures.tf_match)}
+    return {"efficacy_match": _kind_mean(answers, EFFICACY, "edit questions", measures.tf_match)}
 
 
 def score_generalization(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """TF-MATCH on the rephrased questions."""
-    return {"generalization_match": _kind_mean(answers, PARAPHRASE, "rephrased questions", measures.tf_match)}
+    return {"paraphrase_match": _kind_mean(answers, PARAPHRASE, "rephrased questions", measures.tf_match)}
 
 
 def score_portability(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
@@ -95,7 +95,7 @@ def score_portability(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str,
 
 def score_locality(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """AGREE-TF over the kinds of unrelated questions that the case has."""
-    return {"locality_agree_tf": _mean_over_kinds(answers, "unrelated questions", measures.agree_tf)}
+    return {"neighborhood_agree_tf": _mean_over_kinds(answers, "unrelated questions", measures.agree_tf)}
 
 
 def _mean_over_kinds(answers: CaseAnswers, noun: str, measure: Callable[[Answer], float]) -> Measure:

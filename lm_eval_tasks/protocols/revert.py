@@ -4,7 +4,7 @@ r"""Revert: the edit (s, r, o\*), then the edit back (s, r, o), compared with th
 - ``revert_agree_prob``: share of these prompts with the unedited model's preference, o over o\* or not.
 - ``revert_agree_tf``: share of tokens along o at which the argmax is the unedited model's, the same prompts.
 - ``revert_drift``: mean of \|NLL_after - NLL_before\| over these prompts and both objects, nats per token.
-- ``revert_neighbor_agree_tf``, ``revert_neighbor_drift``: the same on the neighbors and their answers.
+- ``revert_neighborhood_agree_tf``, ``revert_neighborhood_drift``: the same on the neighbors and their answers.
 
 A complete revert has 1 and 0. So has an editor without any effect: read these beside the efficacy of the same editor.
 Definitions: docs/questions.md.
@@ -61,10 +61,10 @@ def score_revert(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Meas
         "revert_agree_prob": mean_over(edited, NO_ORIGINAL, _same_preference),
         "revert_agree_tf": mean_over(edited, NO_ORIGINAL, lambda answered: measures.agree_tf(answered.other)),
         "revert_drift": mean_over(edited, NO_ORIGINAL, drift_of_both),
-        "revert_neighbor_agree_tf": mean_over(
+        "revert_neighborhood_agree_tf": mean_over(
             neighbors, NO_NEIGHBORS, lambda answered: measures.agree_tf(answered.wanted)
         ),
-        "revert_neighbor_drift": mean_over(neighbors, NO_NEIGHBORS, lambda answered: _drift(answered.wanted)),
+        "revert_neighborhood_drift": mean_over(neighbors, NO_NEIGHBORS, lambda answered: _drift(answered.wanted)),
     }
 
 

@@ -45,17 +45,17 @@ def _forced_doc(case: Case, settings: Settings, kind: str, ask: AskedModel = "ed
 
 def score_reliability(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """TF-MATCH on the edit question."""
-    return _forced_measures("reliability_syn", answers, EFFICACY, measures.tf_match)
+    return _forced_measures("efficacy_match", answers, EFFICACY, measures.tf_match)
 
 
 def score_generalization(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """TF-MATCH on the rephrased questions."""
-    return _forced_measures("generalization_syn", answers, PARAPHRASE, measures.tf_match)
+    return _forced_measures("paraphrase_match", answers, PARAPHRASE, measures.tf_match)
 
 
 def score_locality(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """AGREE-TF on the unrelated questions."""
-    return _forced_measures("locality_syn_agree_tf", answers, NEIGHBORHOOD, measures.agree_tf)
+    return _forced_measures("neighborhood_agree_tf", answers, NEIGHBORHOOD, measures.agree_tf)
 
 
 def _forced_measures(

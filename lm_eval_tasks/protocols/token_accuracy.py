@@ -74,28 +74,28 @@ def _rule(settings: Settings) -> TokenPrompts:
 
 def score_efficacy(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """Accuracy of the edit's answer after the edit question, also in whole (EVK, equation 15)."""
-    return _accuracies("efficacy", answers, EFFICACY)
+    return _accuracies(answers, EFFICACY)
 
 
 def score_paraphrase(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """Accuracy of the edit's answer after the paraphrased questions, also in whole (EVK, equation 16)."""
-    return _accuracies("paraphrase", answers, PARAPHRASE)
+    return _accuracies(answers, PARAPHRASE)
 
 
 def score_specificity(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """Accuracy of the gold answers of unrelated questions, and agreement with the unedited model along them."""
     _, along_target = _by_form(answers, NEIGHBORHOOD)
-    return _accuracies("specificity", answers, NEIGHBORHOOD) | {
-        "specificity_agree_tf": _mean(along_target, NEIGHBORHOOD, measures.agree_tf)
+    return _accuracies(answers, NEIGHBORHOOD) | {
+        "neighborhood_agree_tf": _mean(along_target, NEIGHBORHOOD, measures.agree_tf)
     }
 
 
-def _accuracies(prefix: str, answers: CaseAnswers, kind: str) -> dict[str, Measure]:
+def _accuracies(answers: CaseAnswers, kind: str) -> dict[str, Measure]:
     own_prompts, along_target = _by_form(answers, kind)
     return {
-        f"{prefix}_token_acc": _mean(own_prompts, kind, measures.tf_match),
-        f"{prefix}_match": _mean(along_target, kind, measures.tf_match),
-        f"{prefix}_argmax": _mean(along_target, kind, measures.tf_exact),
+        f"{kind}_token_acc": _mean(own_prompts, kind, measures.tf_match),
+        f"{kind}_match": _mean(along_target, kind, measures.tf_match),
+        f"{kind}_argmax": _mean(along_target, kind, measures.tf_exact),
     }
 
 

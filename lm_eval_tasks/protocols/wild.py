@@ -90,12 +90,12 @@ def generation_probe(
 
 def score_reliability(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """EM on the edit question, and whether the generation contains the gold answer."""
-    return _gold_measures("reliability_wild", answers, EFFICACY)
+    return _gold_measures(answers, EFFICACY)
 
 
 def score_generalization(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """EM on the rephrased questions, and containment of the gold answer."""
-    return _gold_measures("generalization_wild", answers, PARAPHRASE)
+    return _gold_measures(answers, PARAPHRASE)
 
 
 def score_locality(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
@@ -103,10 +103,10 @@ def score_locality(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Me
     probes, noun = answers.of_kind(NEIGHBORHOOD), QUESTIONS[NEIGHBORHOOD]
     agreement = mean_over(probes, noun, lambda answered: measures.agree_gen(answered.generation))
     both_empty = mean_over(probes, noun, lambda answered: measures.both_empty(answered.generation))
-    return {"locality_wild_agree_gen": agreement, "locality_wild_both_empty": both_empty}
+    return {"neighborhood_wild_agree_gen": agreement, "neighborhood_wild_both_empty": both_empty}
 
 
-def _gold_measures(prefix: str, answers: CaseAnswers, kind: str) -> dict[str, Measure]:
+def _gold_measures(answers: CaseAnswers, kind: str) -> dict[str, Measure]:
     probes, noun = answers.of_kind(kind), QUESTIONS[kind]
 
     def exact_match(answered: ProbeAnswers) -> float:
@@ -116,6 +116,6 @@ def _gold_measures(prefix: str, answers: CaseAnswers, kind: str) -> dict[str, Me
         return measures.generated_contains(answered.generation, answered.probe.gold)
 
     return {
-        f"{prefix}_em": mean_over(probes, noun, exact_match),
-        f"{prefix}_contains": mean_over(probes, noun, contains),
+        f"{kind}_wild_em": mean_over(probes, noun, exact_match),
+        f"{kind}_wild_contains": mean_over(probes, noun, contains),
     }

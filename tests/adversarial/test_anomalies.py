@@ -78,7 +78,9 @@ def test_a_stream_that_ends_below_chance_is_named_after_the_table(tmp_path, capl
     results = stream(collapsing(8, 0), tmp_path)
     assert kinds(results) == ["below_chance"]
     (anomaly,) = results["anomalies"]
-    expected = "bake_es: es_prob was 1.00 right after each edit and is 0.00 after the stream, worse than chance (0.5)"
+    expected = (
+        "bake_es: efficacy_prob was 1.00 right after each edit and is 0.00 after the stream, worse than chance (0.5)"
+    )
     assert anomaly["text"].startswith(expected) and f"anomaly: {expected}" in caplog.text
     assert make_table(results).splitlines()[-1].startswith(f"Anomaly: {expected}")
 
@@ -135,7 +137,9 @@ def wrong_first(tmp_path_factory: Any, tiny_path: Any) -> Any:
     folder = tmp_path_factory.mktemp("records")
     path = write_jsonl(folder / "all.jsonl", [bake_record(number) for number in range(20)])
     rows = run_model(lm, ["bake_es"], str(path), FAST)["samples"]["bake_es"]
-    wrong = [bake_record(int(row["doc"]["case_id"])) for row in rows if row["filter"] == "none" and not row["es_prob"]]
+    wrong = [
+        bake_record(int(row["doc"]["case_id"])) for row in rows if row["filter"] == "none" and not row["efficacy_prob"]
+    ]
     assert len(wrong) >= 6
     return write_jsonl(folder / "bake_qa.jsonl", wrong[:6])
 
@@ -146,7 +150,7 @@ def test_edits_that_change_nothing_are_named(tiny_path, wrong_first) -> None:
     texts = {anomaly["kind"]: anomaly["text"] for anomaly in results["anomalies"]}
     assert list(texts) == ["target_nll", "no_effect"]
     assert "did not fall in the edits of 6 of 6 cases" in texts["target_nll"]
-    assert "es_prob is 0 over 6 cases and ls_agree_tf exactly 1" in texts["no_effect"]
+    assert "efficacy_prob is 0 over 6 cases and neighborhood_agree_tf exactly 1" in texts["no_effect"]
     assert texts["no_effect"].endswith("lm-edit tune --editor ft_m searches it.")
 
 
@@ -167,7 +171,10 @@ def test_context_edits_are_not_told_to_take_larger_steps(tiny_path, wrong_first)
     results = run_model(build(str(tiny_path("llama")), editor="ice", editor_args={}), ES_LS, str(wrong_first), FAST)
     assert "target_nll" not in kinds(results)  # a context has no optimization
     assert all("lm-edit tune" not in anomaly["text"] for anomaly in results["anomalies"])
-    answered = results["results"]["bake_es"]["es_prob,none"], results["results"]["bake_ls"]["ls_agree_tf,none"]
+    answered = (
+        results["results"]["bake_es"]["efficacy_prob,none"],
+        results["results"]["bake_ls"]["neighborhood_agree_tf,none"],
+    )
     assert ("no_effect" in kinds(results)) == (answered == (0, 1))
 
 
@@ -176,8 +183,8 @@ def test_runs_of_other_models_have_no_such_entry(tmp_path) -> None:
     assert "anomalies" not in run("bake_es", StreamLM({"0": "1"}), {"data": str(path)})
 
 
-SAVED = {"es_prob,none": 0.0, "es_prob_n,none": 9, "edit,none": "{}"}
-UNCHANGED = {"ls_agree_tf,none": 1.0, "ls_agree_tf_n,none": 9}
+SAVED = {"efficacy_prob,none": 0.0, "efficacy_prob_n,none": 9, "edit,none": "{}"}
+UNCHANGED = {"neighborhood_agree_tf,none": 1.0, "neighborhood_agree_tf_n,none": 9}
 
 
 @pytest.mark.parametrize(
@@ -185,18 +192,18 @@ UNCHANGED = {"ls_agree_tf,none": 1.0, "ls_agree_tf_n,none": 9}
     [
         (SAVED, UNCHANGED, ["no_effect"]),
         (SAVED, {}, []),  # the other task is not in the run
-        (SAVED, {"ls_agree_tf,none": None, "ls_agree_tf_n,none": 0}, []),  # nothing was scored
-        (SAVED, {**UNCHANGED, "ls_agree_tf,none": 0.999}, []),
-        ({**SAVED, "es_prob,none": 0.001}, UNCHANGED, []),
-        ({**SAVED, "es_prob_n,none": 4}, UNCHANGED, []),
+        (SAVED, {"neighborhood_agree_tf,none": None, "neighborhood_agree_tf_n,none": 0}, []),  # nothing was scored
+        (SAVED, {**UNCHANGED, "neighborhood_agree_tf,none": 0.999}, []),
+        ({**SAVED, "efficacy_prob,none": 0.001}, UNCHANGED, []),
+        ({**SAVED, "efficacy_prob_n,none": 4}, UNCHANGED, []),
         ({**SAVED, "edit,none": '{"edits": 3, "failed": 0, "target_nll_not_lower": 1}'}, {}, ["target_nll"]),
     ],
 )
 def test_both_conditions_are_needed(efficacy, unchanged, expected) -> None:
     run_info = {"mode": "single", "editor": "rome", "editor_writes": ["weights"]}
     configs = {
-        "a": {"custom_dataset": "bake", "metric_list": [{"metric": "es_prob", "role": "efficacy"}]},
-        "b": {"custom_dataset": "bake", "metric_list": [{"metric": "ls_agree_tf", "role": "unchanged"}]},
+        "a": {"custom_dataset": "bake", "metric_list": [{"metric": "efficacy_prob", "role": "efficacy"}]},
+        "b": {"custom_dataset": "bake", "metric_list": [{"metric": "neighborhood_agree_tf", "role": "unchanged"}]},
     }
     results = {"config": {"edited_hf": run_info}, "results": {"a": efficacy, "b": unchanged}, "configs": configs}
     assert [anomaly["kind"] for anomaly in find_anomalies(results)] == expected

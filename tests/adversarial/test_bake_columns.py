@@ -38,20 +38,20 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_an_unedited_model_is_at_the_anchors(model_path: str, group: str, data: str, prefix: str) -> None:
     results = run(build(model_path, mode="none"), [group], data, LIKELIHOODS)
     locality = metrics_of(results, f"{prefix}_ls")
-    assert locality["ls_agree_tf"] == 1.0
-    tasks = ["rq", "rj"] if prefix == "bake" else ["rj"]
-    for task in tasks:
+    assert locality["neighborhood_agree_tf"] == 1.0
+    kinds = {"rq": "reverse_qa", "rj": "reverse_judgment"} if prefix == "bake" else {"rj": "reverse_judgment"}
+    for task, kind in kinds.items():
         found = metrics_of(results, f"{prefix}_{task}")
         for protocol in ("prob", "argmax", "match"):
-            column = f"{task}s_{protocol}"
+            column = f"{kind}_{protocol}"
             assert found[column] in (0.0, None)
-            assert found[f"{column}_n"] + found[f"{column}_excluded"] == found[f"{column}_all_n"]
+            assert found[f"{column}_n"] + found[f"{column}_excluded"] == found[f"{column}@all_n"]
     found = metrics_of(results, f"{prefix}_s")
-    assert all(found[f"s_{name}"] in (0.0, None) for name in ("prob", "prob_agree", "argmax", "match"))
+    assert all(found[f"edit_score_reverse_{name}"] in (0.0, None) for name in ("prob", "prob_agree", "argmax", "match"))
     if prefix == "bake":
         found = metrics_of(results, "bake_rq")
         for target in ("new", "true"):
-            assert found[f"rq_logprob_{target}"] == found[f"rq_logprob_{target}_unedited"] < 0
+            assert found[f"reverse_qa_logprob_{target}"] == found[f"reverse_qa_logprob_{target}_unedited"] < 0
 
 
 # ------------------------------------------------------------------ IKE as released
@@ -88,7 +88,7 @@ def test_the_reverse_question_of_released_ike_is_the_plain_model_s_answer_to_the
     (expected,) = plain.loglikelihood([instance(case(unedited=False), asked, f" {subject}")])
     assert answer.token_logprobs == pytest.approx(expected.final.token_logprobs, abs=1e-5)
     matches = [a == b for a, b in zip(expected.final.token_argmax, expected.final.token_ids, strict=True)]
-    assert metrics_of(results, task)["rqs_answer_in_prompt_match"] == sum(matches) / len(matches)
+    assert metrics_of(results, task)["reverse_qa_answer_in_prompt_match"] == sum(matches) / len(matches)
 
 
 # ------------------------------------------------------------------ samples and groups

@@ -96,7 +96,11 @@ def test_no_column_of_the_edited_model_has_a_value(model_paths, tmp_path, family
         }
         assert not scored, (task, scored)
         assert "logits are not finite" in row["unscored_reason,none"] and row["unscored,none"] == 2
-    unedited = [row["rq_logprob_new_unedited,none"] for row in results["results"].values() if "rqs_prob,none" in row]
+    unedited = [
+        row["reverse_qa_logprob_new_unedited,none"]
+        for row in results["results"].values()
+        if "reverse_qa_prob,none" in row
+    ]
     assert all(map(is_number, unedited)) and unedited
 
 

@@ -44,7 +44,7 @@ def test_a_stream_makes_the_edits_of_the_subset_in_the_order_of_the_tasks(tiny_p
     samples = sorted(results["samples"]["bake_es"], key=lambda sample: sample["doc_id"])
     assert [sample["doc"]["edit_requests"][0]["case_id"] for sample in samples] == ROWS
     row = metrics_of(results, "bake_es")
-    assert (row["es_prob_n"], row["unscored"]) == (3, 0)
+    assert (row["efficacy_prob_n"], row["unscored"]) == (3, 0)
     source = results["configs"]["bake_es"]["metadata"]["data_source"]
     assert {"records": 3, "subset": 3, "subset_seed": 5, "subset_of": 4}.items() <= source.items()
     with pytest.raises(EditingError, match="num_edits=4, but bake has 3 edited cases"):

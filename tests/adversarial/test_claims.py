@@ -77,5 +77,5 @@ def test_one_population_for_all_columns_by_selecting_rows() -> None:
     rows = {"qaedit_wild_reliability": [0, 2], "qaedit_syn_reliability": [0, 2]}
     for task, chosen in rows.items():
         found = metrics_of(run_scripted(task, ScriptedLM(), samples={task: chosen}), task)
-        plain = "reliability_wild_em" if "wild" in task else "reliability_syn"
+        plain = "efficacy_wild_em" if "wild" in task else "efficacy_match"
         assert found[f"{plain}_n"] == len(chosen)

@@ -16,7 +16,7 @@ from edit_hooks.utils.errors import EditingError
 from lm_edit.leaderboard.columns import filter_rows
 from lm_edit.leaderboard.table import build_board
 
-SCORES = {"bake_es/es_prob": [1.0, 0.0, 1.0]}
+SCORES = {"bake_es/efficacy_prob": [1.0, 0.0, 1.0]}
 
 DIFFERENCES = [
     ("protocol", "log-probability of two answers", "generation", "protocol"),
@@ -39,7 +39,7 @@ def test_runs_that_differ_are_refused(field, one, other, name):
     with pytest.raises(EditingError) as refusal:
         build_board(results, cases)
     message = str(refusal.value)
-    assert f"bake_es es_prob: the {name} differs: " in message
+    assert f"bake_es efficacy_prob: the {name} differs: " in message
     # Each value with the runs that have it, and what to do.
     for value, editor in ((one, "rome"), (other, "memit")):
         assert re.search(rf"{re.escape(value)} in {editor} single", message)
@@ -50,7 +50,7 @@ def test_runs_that_differ_are_refused(field, one, other, name):
 
 
 def test_other_cases_are_refused():
-    results, cases = both(frames({"rome": SCORES}), frames({"memit": {"bake_es/es_prob": [1.0, 0.0]}}))
+    results, cases = both(frames({"rome": SCORES}), frames({"memit": {"bake_es/efficacy_prob": [1.0, 0.0]}}))
     with pytest.raises(
         EditingError, match=r"set of cases differs: 2 cases \(\w+\) in memit.*; 3 cases \(\w+\) in rome"
     ):

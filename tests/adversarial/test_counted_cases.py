@@ -67,8 +67,14 @@ def test_a_difference_that_is_zero_in_all_cases_has_no_interval_of_a_share(tmp_p
     for name in ("one", "other"):
         write_run(tmp_path / name, results=copy.deepcopy(results), editor=name)
     rows = {row["metric"]: row for row in leaderboard([tmp_path], tmp_path / "site")}  # both rows are the same
-    assert (rows["em_prob"]["value"], rows["em_prob"]["low"], rows["em_prob"]["high"]) == ("0.0", "", "")
-    assert rows["es_argmax"]["value"] == "1.0" and float(rows["es_argmax"]["low"]) == pytest.approx(0.5101, abs=1e-4)
+    assert (
+        rows["efficacy_magnitude"]["value"],
+        rows["efficacy_magnitude"]["low"],
+        rows["efficacy_magnitude"]["high"],
+    ) == ("0.0", "", "")
+    assert rows["efficacy_argmax"]["value"] == "1.0" and float(rows["efficacy_argmax"]["low"]) == pytest.approx(
+        0.5101, abs=1e-4
+    )
 
 
 def test_numbers_of_rows_have_neither_direction_nor_interval(tmp_path: Path) -> None:
@@ -92,7 +98,7 @@ def test_shares_are_those_that_a_task_declares(tmp_path: Path) -> None:
     rates = dict(zip(frame["metric"], frame["is_rate"], strict=True))
     assert shares["mcq_old"] and not rates["mcq_old"] and shares["mcq_new"] and rates["mcq_new"]
     assert shares["mcq_new_unedited"] and shares["truth_acc_unedited"] and not rates["truth_acc_unedited"]
-    assert not any(shares[name] for name in ("revert_drift", "revert_neighbor_drift", "mcq_position_bias"))
+    assert not any(shares[name] for name in ("revert_drift", "revert_neighborhood_drift", "mcq_position_bias"))
 
 
 # ------------------------------------------------------------------ columns without a count of their own
@@ -142,28 +148,28 @@ def test_only_failures_count_as_zero(
 ) -> None:
     results = scripted_results("bake_gs", errors=tuple(errors.items()))
     path = write_run(tmp_path, results=results)
-    assert shown(path, "gs_prob", capsys) == cell
-    row = load_results(path).set_index("metric").loc["gs_prob"]
+    assert shown(path, "paraphrase_prob", capsys) == cell
+    row = load_results(path).set_index("metric").loc["paraphrase_prob"]
     cases = load_cases(path)
     assert (row["failed"], row["zeroed"]) == (1 + zeroed, zeroed)
-    assert cases[cases["metric"] == "gs_prob"]["zeroed"].sum() == zeroed
+    assert cases[cases["metric"] == "paraphrase_prob"]["zeroed"].sum() == zeroed
     assert main(["results", "check", str(path)]) == 0
 
 
 def test_a_wrong_number_of_failures_is_found(tmp_path: Path, capsys: Any) -> None:
     path = write_run(tmp_path, results=scripted_results("bake_gs"))
-    change(path, lambda content: content["results"]["bake_gs"].update({"gs_prob_zeroed,none": 2}))
+    change(path, lambda content: content["results"]["bake_gs"].update({"paraphrase_prob_zeroed,none": 2}))
     assert main(["results", "check", str(path)]) == 1
     told = capsys.readouterr().out
-    assert "gs_prob: 2 cases count as 0, but only 1 have no value." in told
-    assert "gs_prob_zeroed: the result is 2, but the value of the samples is 0." in told
+    assert "paraphrase_prob: 2 cases count as 0, but only 1 have no value." in told
+    assert "paraphrase_prob_zeroed: the result is 2, but the value of the samples is 0." in told
 
 
 def test_older_files_do_not_know_the_number_of_failures(tmp_path: Path, capsys: Any) -> None:
     path = write_run(tmp_path, results=scripted_results("bake_gs", errors=(("3", "no edit"),)), samples=False)
-    change(path, lambda content: content["results"]["bake_gs"].pop("gs_prob_zeroed,none"))
-    assert shown(path, "gs_prob", capsys) == "0.500 ± 0.500 (2, 2 unscored, 0.333 with failures as 0)"
-    (row,) = [row for row in leaderboard([path], tmp_path / "site") if row["metric"] == "gs_prob"]
+    change(path, lambda content: content["results"]["bake_gs"].pop("paraphrase_prob_zeroed,none"))
+    assert shown(path, "paraphrase_prob", capsys) == "0.500 ± 0.500 (2, 2 unscored, 0.333 with failures as 0)"
+    (row,) = [row for row in leaderboard([path], tmp_path / "site") if row["metric"] == "paraphrase_prob"]
     assert row["left_out"] == "unscored: 2"
 
 
@@ -182,7 +188,7 @@ def test_cases_that_are_edited_after_a_checkpoint_are_not_asked_there(tmp_path: 
     rows = {
         (row["editor"], row["stage"]): (row["scored"], row["cases"], row["left_out"])
         for row in leaderboard([tmp_path], tmp_path / "site")
-        if row["metric"] == "es_prob"
+        if row["metric"] == "efficacy_prob"
     }
     reason = "edit failed: the guard stopped the stream: 1"
     assert rows == {
@@ -194,10 +200,12 @@ def test_cases_that_are_edited_after_a_checkpoint_are_not_asked_there(tmp_path: 
         ("stopped", "2"): ("1", "2", reason),
     }
     frame = load_results(tmp_path)
-    at_checkpoint = frame[(frame["metric"] == "es_prob") & (frame["stage"] == "2")].set_index("editor")["coverage"]
+    at_checkpoint = frame[(frame["metric"] == "efficacy_prob") & (frame["stage"] == "2")].set_index("editor")[
+        "coverage"
+    ]
     assert at_checkpoint.to_dict() == {"whole": 1.0, "stopped": 0.5}  # as on the leaderboard
     cases = load_cases(tmp_path)
-    due = cases[(cases["metric"] == "es_prob") & (cases["stage"] == "2")].groupby("case_id")["due"].all()
+    due = cases[(cases["metric"] == "efficacy_prob") & (cases["stage"] == "2")].groupby("case_id")["due"].all()
     assert due.to_dict() == {"0": True, "1": True, "2": False, "3": False}
     assert cases[cases["stage"] != "2"]["due"].all()
 
@@ -206,7 +214,7 @@ def test_cases_outside_the_stream_have_no_part_in_its_stages(tmp_path: Path) -> 
     settings = {"mode": "sequential", "checkpoints": "1", "immediate": True}
     results = run("bake_es", StreamLM({"0": "11", "1": ".1"}, {1: 0}), settings, bootstrap_iters=0)
     write_run(tmp_path, results=results, mode="sequential", num_edits=2, edits="bake", edit_batch_size=1)
-    rows = [row for row in leaderboard([tmp_path], tmp_path / "site") if row["metric"] == "es_prob"]
+    rows = [row for row in leaderboard([tmp_path], tmp_path / "site") if row["metric"] == "efficacy_prob"]
     found = {row["stage"]: (row["scored"], row["cases"], row["left_out"]) for row in rows}
     assert found == {
         "": ("2", "4", "not among this run's edits: 2"),

@@ -210,7 +210,7 @@ def test_edits_in_the_prompt_are_unscored(model_path: str, options: dict[str, An
     found = metrics_of(results, ES)
     assert found["evk_es"] is None and found["evk_es_n"] == 0 and found["evk_es_failed"] == 5
     assert "text before the prompt" in found["unscored_reason"]
-    assert all(metrics_of(results, task)["es_prob_n"] == 5 for task in other)
+    assert all(metrics_of(results, task)["efficacy_prob_n"] == 5 for task in other)
 
 
 def test_stock_models_are_unscored(model_path: str) -> None:

@@ -26,18 +26,20 @@ class Diverged(ScriptedLM):
 
 def test_failures_are_counted_for_each_metric_and_as_zero() -> None:
     row = metrics_of(run("bake_es", lm=Diverged(), settings={"generate": False}), "bake_es")
-    assert (row["es_prob_n"], row["es_prob_failed"], row["unscored"]) == (2, 2, 2)
-    assert row["es_prob_or_0"] == row["es_prob"] * 2 / 4 and row["es_prob_zeroed"] == 2
-    assert row["es_argmax_or_0"] == row["es_argmax"] * 2 / 4
-    assert "em_prob_or_0" not in row and row["em_prob_failed"] == 2, "a magnitude is no share of successes"
+    assert (row["efficacy_prob_n"], row["efficacy_prob_failed"], row["unscored"]) == (2, 2, 2)
+    assert row["efficacy_prob_or_0"] == row["efficacy_prob"] * 2 / 4 and row["efficacy_prob_zeroed"] == 2
+    assert row["efficacy_argmax_or_0"] == row["efficacy_argmax"] * 2 / 4
+    assert "efficacy_magnitude_or_0" not in row and row["efficacy_magnitude_failed"] == 2, (
+        "a magnitude is no share of successes"
+    )
 
 
 def test_exclusion_and_failure_are_told_apart() -> None:
     row = metrics_of(run("bake_rq", lm=Diverged(), settings={"generate": False}), "bake_rq")
-    for metric in ("rqs_prob", "rqm_prob"):
+    for metric in ("reverse_qa_prob", "reverse_qa_magnitude"):
         assert row[f"{metric}_n"] + row[f"{metric}_failed"] + row[f"{metric}_excluded"] == 4
     # of the two broken cases, the unedited model knows the answer of one: the filter excludes it
-    assert (row["rqs_prob_failed"], row["rqs_prob_all_failed"]) == (1, 2)
+    assert (row["reverse_qa_prob_failed"], row["reverse_qa_prob@all_failed"]) == (1, 2)
 
 
 def test_what_is_unknown_for_another_reason_is_no_zero(tmp_path: Any) -> None:
@@ -45,8 +47,11 @@ def test_what_is_unknown_for_another_reason_is_no_zero(tmp_path: Any) -> None:
     records[0]["paraphrase_prompts"] = []
     data = str(write_jsonl(tmp_path / "records.jsonl", records))
     row = metrics_of(run("bake_gs", settings={"data": data, "generate": False}), "bake_gs")
-    assert (row["gs_prob_n"], row["gs_prob_failed"]) == (2, 2)  # one of the invented records has none either
-    assert row["gs_prob_or_0"] == row["gs_prob"] and row["gs_prob_zeroed"] == 0
+    assert (row["paraphrase_prob_n"], row["paraphrase_prob_failed"]) == (
+        2,
+        2,
+    )  # one of the invented records has none either
+    assert row["paraphrase_prob_or_0"] == row["paraphrase_prob"] and row["paraphrase_prob_zeroed"] == 0
 
 
 def test_columns_that_a_model_class_does_not_report_have_no_zero() -> None:
@@ -55,17 +60,17 @@ def test_columns_that_a_model_class_does_not_report_have_no_zero() -> None:
             return [(answer.final.logprob, True) for answer in super().loglikelihood(requests)]
 
     row = metrics_of(run("bake_es", lm=Stock(), settings={"generate": False}), "bake_es")
-    assert row["es_prob_n"] == 0 and row["es_prob_or_0"] is None
-    assert row["es_argmax_or_0"] == row["es_argmax"] == 1.0
+    assert row["efficacy_prob_n"] == 0 and row["efficacy_prob_or_0"] is None
+    assert row["efficacy_argmax_or_0"] == row["efficacy_argmax"] == 1.0
 
 
 # Magnitudes, entropies, and what is no success of the edit: of the unedited model, or neither good nor bad.
-VALUES = {"em", "pm", "nm", "rqm", "rjm", "negation_shift", "fluency_entropy"}
-VALUES |= {f"rq{prompt}_logprob_{target}" for prompt in ("", "_answer_in_prompt") for target in ("new", "true")}
-VALUES |= {"consistency_own_idf", "truth_called_true", "revert_old"}
-VALUES |= {"mquake_edit_wise_magnitude", "mquake_multi_hop_cot_answered"}
+VALUES = {"negation_shift", "fluency_entropy"}
+VALUES |= {f"reverse_qa{prompt}_logprob_{target}" for prompt in ("", "_answer_in_prompt") for target in ("new", "true")}
+VALUES |= {"consistency_own_idf", "truth_called_true", "revert_old_prob"}
+VALUES |= {"multi_hop_cot_answered"}
 VALUES |= {"evk_es", "evk_es_subject", "evk_es_relation", "evk_es_all", "evk_ts"}
-VALUE_ENDINGS = ("_unedited", "_change")
+VALUE_ENDINGS = ("_unedited", "_change", "_magnitude", "_magnitude@all")
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -74,7 +79,7 @@ def test_only_shares_of_successes_have_the_column(task: str) -> None:
     columns, directions = built.aggregation(), built.higher_is_better()
     for metric in built.config.metric_list:
         name = metric["metric"]
-        is_value = name.removesuffix("_all").removesuffix("_prob") in VALUES or name.endswith(VALUE_ENDINGS)
+        is_value = name in VALUES or name.endswith(VALUE_ENDINGS)
         is_share = metric["aggregation"] == "mean_scored" and directions[name] and not is_value
         assert (f"{name}_or_0" in columns) == (f"{name}_zeroed" in columns) == is_share, name
         assert f"{name}_failed" in columns

@@ -65,14 +65,14 @@ def test_f1_is_left_alone_and_counts_without_a_count_are_recomputed(tmp_path: Pa
 @pytest.mark.parametrize(
     ("task", "name"),
     [
-        ("bake_rq", "rqs_prob_all"),  # a share
-        ("bake_rq", "rqm_prob_all"),  # a difference of probabilities
-        ("bake_rq", "rq_logprob_new"),
-        ("bake_rq", "rqs_prob_all_stderr"),
-        ("bake_rq", "rqs_prob_n"),
-        ("bake_rq", "rqs_prob_excluded"),
-        ("bake_rq", "rqs_prob_or_0"),
-        ("bake_s", "s_prob_all"),  # a harmonic mean of means
+        ("bake_rq", "reverse_qa_prob@all"),  # a share
+        ("bake_rq", "reverse_qa_magnitude@all"),  # a difference of probabilities
+        ("bake_rq", "reverse_qa_logprob_new"),
+        ("bake_rq", "reverse_qa_prob@all_stderr"),
+        ("bake_rq", "reverse_qa_prob_n"),
+        ("bake_rq", "reverse_qa_prob_excluded"),
+        ("bake_rq", "reverse_qa_prob_or_0"),
+        ("bake_s", "edit_score_reverse_prob@all"),  # a harmonic mean of means
         ("knowgic_prob", "ifr_prob"),  # a pooled mean
         ("knowgic_prob", "ifr_prob_stderr"),
         ("knowgic_prob", "ifr_chains_prob"),  # a count
@@ -92,20 +92,20 @@ def test_every_number_that_differs_from_the_samples_is_found_and_not_submitted(
 
 
 def nan_in_a_sample(rows: list[dict[str, Any]]) -> None:
-    rows[0]["es_prob"] = math.nan
+    rows[0]["efficacy_prob"] = math.nan
 
 
 def infinite_in_two_samples(rows: list[dict[str, Any]]) -> None:
-    rows[0]["es_prob"], rows[1]["es_prob"] = math.inf, -math.inf
+    rows[0]["efficacy_prob"], rows[1]["efficacy_prob"] = math.inf, -math.inf
 
 
 def same_mean_from_no_shares(rows: list[dict[str, Any]]) -> None:
-    rows[0]["es_prob"], rows[1]["es_prob"] = rows[0]["es_prob"] + 5, rows[1]["es_prob"] - 5
+    rows[0]["efficacy_prob"], rows[1]["efficacy_prob"] = rows[0]["efficacy_prob"] + 5, rows[1]["efficacy_prob"] - 5
 
 
 def without_a_column(rows: list[dict[str, Any]]) -> None:
-    del rows[0]["es_prob"]
-    rows[0]["metrics"].remove("es_prob")
+    del rows[0]["efficacy_prob"]
+    rows[0]["metrics"].remove("efficacy_prob")
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_a_repeated_document_and_a_missing_hash_are_found(tmp_path: Path) -> Non
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1, 0.5])
 def test_counts_are_numbers_of_cases(value: float, tmp_path: Path) -> None:
     path = write_run(tmp_path, samples=False)
-    set_number(path, "bake_es", "es_prob_n", value)
-    assert any("es_prob: n is" in text for text in texts(path))
+    set_number(path, "bake_es", "efficacy_prob_n", value)
+    assert any("efficacy_prob: n is" in text for text in texts(path))
 
 
 def test_numbers_without_samples_are_counted_as_not_verified(

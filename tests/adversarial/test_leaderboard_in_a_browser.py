@@ -25,7 +25,7 @@ from lm_edit.leaderboard.table import build_board
 pytestmark = needs_chromium
 
 HOSTILE = '<img src=x onerror="window.broken=1"></script><script>window.broken=1</script>'
-TASKS = ("bake_es/es_prob", "bake_es/es_match", "bake_es/es_argmax", "bake_rq/rqs_prob")
+TASKS = ("bake_es/efficacy_prob", "bake_es/efficacy_match", "bake_es/efficacy_argmax", "bake_rq/reverse_qa_prob")
 EDITORS = {"unedited": 1, "rome": 7, "memit": 5, HOSTILE: 3}
 
 
@@ -45,7 +45,7 @@ def page_file(tmp_path_factory) -> Path:
             row, case, HOSTILE if row["editor"] == HOSTILE else f" answer of {row['editor']}", value=float(case % 2)
         )
         for row in results.to_dict("records")
-        if row["metric"] == "es_prob"
+        if row["metric"] == "efficacy_prob"
         for case in range(3)
     ]
     page, _ = render_html(board, published_rows(board.columns), collect_cases(documents), HOSTILE)
@@ -116,13 +116,13 @@ def test_tables_sort_filter_and_show_columns(visit):
     page = visit()
     assert page.locator("h1").inner_text() == HOSTILE  # as text
     assert first_column(page) == ["unedited", HOSTILE, "memit", "rome"]
-    # es_prob: rome 7/8, memit 5/8, the other 3/8; the unedited model stays on top.
-    header(page, "es_prob").click()
+    # efficacy_prob: rome 7/8, memit 5/8, the other 3/8; the unedited model stays on top.
+    header(page, "efficacy_prob").click()
     assert first_column(page) == ["unedited", "rome", "memit", HOSTILE]
-    header(page, "es_prob").click()
+    header(page, "efficacy_prob").click()
     assert first_column(page) == ["unedited", HOSTILE, "memit", "rome"]
     assert page.locator("th[aria-sort=ascending]").count() >= 1
-    header(page, "es_prob").click()
+    header(page, "efficacy_prob").click()
     assert page.locator("th[aria-sort=ascending]").count() == 0
 
     page.fill("#find", "memit single")
@@ -134,12 +134,12 @@ def test_tables_sort_filter_and_show_columns(visit):
     assert page.locator("#tables table").count() == 1 and first_column(page) == ["unedited", "rome"]
     page.select_option("#section", "")
 
-    assert "rqs_prob" in page.locator("#tables thead").first.inner_text()
-    assert "es_match" not in page.locator("#tables thead").first.inner_text()
+    assert "reverse_qa_prob" in page.locator("#tables thead").first.inner_text()
+    assert "efficacy_match" not in page.locator("#tables thead").first.inner_text()
     page.click("#chooser summary")
-    page.fill("#findcolumn", "es_match")
-    page.check('input[data-column="bake_es es_match"]')
-    assert "es_match" in page.locator("#tables thead").first.inner_text().replace("\n", "")
+    page.fill("#findcolumn", "efficacy_match")
+    page.check('input[data-column="bake_es efficacy_match"]')
+    assert "efficacy_match" in page.locator("#tables thead").first.inner_text().replace("\n", "")
     page.keyboard.press("Escape")
     assert not page.locator("#chooser .panel").is_visible()
 
@@ -155,7 +155,7 @@ def test_cells_have_interval_coverage_marks_and_reasons(visit):
 
 
 def test_cases_of_two_editors_side_by_side(visit):
-    page = visit("#columns=bake_es+es_prob")
+    page = visit("#columns=bake_es+efficacy_prob")
     page.locator("#tables tbody tr", has_text="rome").first.locator("td button").first.click()
     viewer = page.locator("#viewer")
     assert viewer.is_visible()
@@ -163,7 +163,7 @@ def test_cases_of_two_editors_side_by_side(visit):
     # Edit, prompt, answers before and after with what follows the stop, scores, diagnostics.
     for part in ("tower 0 is in Rome (before: Paris)", "Where is tower 0?", "Paris", "answer of rome", "and then?"):
         assert part in text
-    for part in ("es_prob", "0.000", "final loss", "0.046123", "log-probability -0.500", "Italy"):
+    for part in ("efficacy_prob", "0.000", "final loss", "0.046123", "log-probability -0.500", "Italy"):
         assert part in text
     page.select_option("#viewb", label=HOSTILE)
     sides = page.locator(".question").first.locator(".side")
@@ -187,11 +187,11 @@ def test_cases_of_two_editors_side_by_side(visit):
 def test_links_restore_the_table(visit):
     page = visit()
     page.fill("#find", "e")
-    header(page, "es_prob").click()
-    header(page, "es_prob").click()
+    header(page, "efficacy_prob").click()
+    header(page, "efficacy_prob").click()
     page.click("#chooser summary")
     page.click("#none")
-    page.check('input[data-column="bake_es es_prob"]')
+    page.check('input[data-column="bake_es efficacy_prob"]')
     again = visit(page.evaluate("location.hash"))
     assert again.locator("#tables").inner_text() == page.locator("#tables").inner_text()
     assert again.locator("#find").input_value() == "e"
@@ -201,7 +201,7 @@ def test_links_restore_the_table(visit):
 
 
 def test_keyboard_alone_opens_and_closes_a_case(visit):
-    page = visit("#columns=bake_es+es_prob")
+    page = visit("#columns=bake_es+efficacy_prob")
     page.locator("#tables tbody td button").nth(1).focus()
     page.keyboard.press("Enter")
     assert page.locator("#viewer").is_visible()

@@ -60,7 +60,7 @@ def test_a_foreign_key_is_named_once_and_breaks_nothing(caplog: pytest.LogCaptur
     task_settings._warn_of.cache_clear()
     with caplog.at_level(logging.WARNING, "lm_eval.editing_tasks"):
         for _ in range(2):
-            assert metrics_of(run("bake_es", settings={"max_seq_lengths": [4096]}), "bake_es")["es_prob_n"] == 4
+            assert metrics_of(run("bake_es", settings={"max_seq_lengths": [4096]}), "bake_es")["efficacy_prob_n"] == 4
     assert [
         record.getMessage() for record in caplog.records if "'max_seq_lengths' belongs to no" in record.getMessage()
     ]

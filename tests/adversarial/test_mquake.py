@@ -15,7 +15,7 @@ from edit_hooks.utils.json_io import read_rows
 
 FILE = RECORDS / "mquake.jsonl"
 TASK = "mquake_edit_wise"
-METRIC = "mquake_edit_wise_magnitude_prob"
+METRIC = "efficacy_magnitude"
 SETTINGS = {"generate": False}
 FT = {"editor": "ft_m", "editor_args": {"num_steps": 2, "lr": 0.01}}
 

@@ -95,7 +95,7 @@ def test_a_perfect_model_has_full_marks(task: str) -> None:
         "negation": {"negation_pair_prob": 1, "negation_prob": 1, "negation_verdict": 1, "negation_affirmed": 0},
         "truth": {"truth_acc": 1, "truth_acc_calibrated": 1, "truth_called_true": 0.5, "truth_other_rejected": 1},
         "mcq": {"mcq_new": 1, "mcq_other": 0, "mcq_none": 0, "mcq_position_bias": 0},
-        "revert": {"revert_agree_prob": 1, "revert_agree_tf": 1, "revert_drift": 0, "revert_neighbor_drift": 0},
+        "revert": {"revert_agree_prob": 1, "revert_agree_tf": 1, "revert_drift": 0, "revert_neighborhood_drift": 0},
     }[kind]
     assert {name: scores[name] for name in full} == full
     assert scores["negation_shift" if kind == "negation" else "unscored"] >= 0
@@ -137,7 +137,7 @@ def test_no_edit_has_the_anchors(task: str) -> None:
         "negation": {"negation_pair_prob": 0, "negation_prob": 1, "negation_shift": 0},
         "truth": {"truth_acc": 0.5, "truth_acc_calibrated": 0.5},
         "mcq": {"mcq_new": 0.25, "mcq_new_unedited": 0.25},
-        "revert": {"revert_agree_prob": 1, "revert_agree_tf": 1, "revert_drift": 0, "revert_neighbor_agree_tf": 1},
+        "revert": {"revert_agree_prob": 1, "revert_agree_tf": 1, "revert_drift": 0, "revert_neighborhood_agree_tf": 1},
     }[task.rpartition("_")[2]]
     assert {name: scores[name] for name in anchors} == anchors
     same = {name: value for name, value in scores.items() if f"{name}_unedited" in scores}

@@ -88,9 +88,9 @@ def test_the_separator_is_the_same_in_edits_and_questions(model_path: str, tmp_p
     batch = {"mode": "batch", "group_size": 1, "edits": str(edits)}
     together = evaluate(model_path, data, batch, {})
     assert together["config"]["edited_hf"]["edits_source"]["separators"] == {"": 2}
-    assert together["results"][TASKS[0]]["es_prob_n,none"] == 2
+    assert together["results"][TASKS[0]]["efficacy_prob_n,none"] == 2
     apart = evaluate(model_path, data, {**batch, "separator": "space"}, {"separator": "space"})
-    assert apart["results"][TASKS[0]]["es_prob_n,none"] == 2
+    assert apart["results"][TASKS[0]]["efficacy_prob_n,none"] == 2
     assert "separators" not in apart["config"]["edited_hf"]["edits_source"]
 
 

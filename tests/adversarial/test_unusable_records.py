@@ -63,10 +63,10 @@ def test_the_other_cases_are_scored(
     with caplog.at_level(logging.WARNING, "lm_eval.edited_hf"):
         results = run(lm, ["bake_es"], data, {"generate": False, "mode": mode})
     row = metrics_of(results, "bake_es")
-    assert (row["es_prob_n"], row["unscored"]) == (3, 1)
+    assert (row["efficacy_prob_n"], row["unscored"]) == (3, 1)
     assert reason in row["unscored_reason"]
     (sample,) = [sample for sample in results["samples"]["bake_es"] if sample["doc_id"] == 1]
-    assert all(sample[metric] is None for metric in ("es_prob", "es_argmax", "es_match"))
+    assert all(sample[metric] is None for metric in ("efficacy_prob", "efficacy_argmax", "efficacy_match"))
     json.dumps(results["samples"], ensure_ascii=False, default=str).encode()  # lm-eval hashes and saves it
     warned = [record.getMessage() for record in caplog.records if "stay unscored" in record.getMessage()]
     assert warned, "one line says how many"
@@ -100,7 +100,7 @@ def test_an_edit_without_a_usable_request_leaves_a_stream_going(tiny_path: Calla
     lm = build(str(tiny_path("gpt2")), **options)
     results = run(lm, ["bake_es"], data, settings)
     row = metrics_of(results, "bake_es")
-    assert (row["es_prob@2_n"], row["es_prob@4_n"], row["es_prob@immediate_n"]) == (1, 3, 3)
+    assert (row["efficacy_prob@2_n"], row["efficacy_prob@4_n"], row["efficacy_prob@immediate_n"]) == (1, 3, 3)
     facts = results["config"]["edited_hf"] if "edited_hf" in results["config"] else lm.session.result_metadata()
     assert (facts["num_edits"] or 3, facts["unusable_edits"]) == (3, 1)
     assert [step["num_edits"] for step in lm.session.stream.steps] == [1, 1, 2, 3]
@@ -138,7 +138,7 @@ def test_a_failure_in_a_batch_is_retried_one_by_one(
     lm = build(str(tiny_path("gpt2")), editor=f"{__name__}:Picky", data=data)
     results = run(lm, ["bake_es"], data, {"generate": False})
     row = metrics_of(results, "bake_es")
-    assert (row["es_prob_n"], row["unscored"]) == (3, 1)
+    assert (row["efficacy_prob_n"], row["unscored"]) == (3, 1)
     assert json.loads(row["unscored_reason"]) == {"edit failed: no table for this target": 1}
     assert [len(call) for call in Picky.calls] == [4, 1, 1, 1, 1]
     order = [sample["doc_id"] for sample in results["samples"]["bake_es"]]
@@ -174,7 +174,7 @@ def test_requests_that_an_error_names_are_left_out_of_the_batch(
         str(tiny_path("gpt2")), editor=f"{__name__}:PickyByName", data=data, editor_args={"num_steps": 1}, **options
     )
     row = metrics_of(run(lm, ["bake_es"], data, {"generate": False, "mode": mode}), "bake_es")
-    assert (row["es_prob_n"], row["unscored"]) == (3, 1)
+    assert (row["efficacy_prob_n"], row["unscored"]) == (3, 1)
     assert json.loads(row["unscored_reason"]) == {"edit failed: no table for this target": 1}
     assert PickyByName.calls == [4, 3]
 
@@ -193,7 +193,7 @@ def test_a_failure_in_a_joint_edit_leaves_the_rest_of_the_group(
     }
     results = run(build(str(tiny_path("gpt2")), **options), ["bake_es"], data, {"generate": False, "mode": "batch"})
     row = metrics_of(results, "bake_es")
-    assert (row["es_prob_n"], row["unscored"]) == (3, 1)
+    assert (row["efficacy_prob_n"], row["unscored"]) == (3, 1)
     assert json.loads(row["unscored_reason"]) == {"edit failed: no table for this target": 1}
 
 
@@ -215,10 +215,13 @@ def test_failed_edits_have_the_population_of_the_unedited_model(
         return metrics_of(results, "bake_rq")
 
     before, after = row(mode="none"), row(**options)
-    assert after["rqs_prob_failed"] > 0 and before["rqs_prob_excluded"] > 0  # else nothing is shown
-    assert after["rqs_prob_excluded"] == before["rqs_prob_excluded"]
-    assert after["rqs_prob_n"] + after["rqs_prob_failed"] == before["rqs_prob_n"]
-    assert after["rqs_prob_or_0"] == (after["rqs_prob"] or 0.0) * after["rqs_prob_n"] / before["rqs_prob_n"]
+    assert after["reverse_qa_prob_failed"] > 0 and before["reverse_qa_prob_excluded"] > 0  # else nothing is shown
+    assert after["reverse_qa_prob_excluded"] == before["reverse_qa_prob_excluded"]
+    assert after["reverse_qa_prob_n"] + after["reverse_qa_prob_failed"] == before["reverse_qa_prob_n"]
+    assert (
+        after["reverse_qa_prob_or_0"]
+        == (after["reverse_qa_prob"] or 0.0) * after["reverse_qa_prob_n"] / before["reverse_qa_prob_n"]
+    )
 
 
 def test_a_fault_of_the_run_stays_an_error(tiny_path: Callable[..., Path], tmp_path: Path) -> None:

@@ -67,9 +67,9 @@ def test_published_cells_of_the_grid_are_columns_here_and_have_the_stated_orderi
         generation = "tf" if row["gen_strategy"] == "teacher forcing" else "ar"
         protocol, metric = f"{generation}_{cells[row['truncation']]}", metrics[row["metric"]]
         part = {"tf_gold": "tf"}.get(protocol, protocol)
-        text = (ROOT / f"lm_eval_tasks/protocols/_grid_{part}").read_text(encoding="utf-8")
-        assert f"reliability_{protocol}_{metric}\n" in text
-        assert (ROOT / f"lm_eval_tasks/qaedit/qaedit_grid_{inputs[row['input']]}_{part}.yaml").is_file()
+        name = f"qaedit_grid_{inputs[row['input']]}_{part}.yaml"
+        text = (ROOT / "lm_eval_tasks/qaedit" / name).read_text(encoding="utf-8")
+        assert f"_{metric}\n" in text, name
         by_cell[inputs[row["input"]], protocol, metric] = [float(row[method]) for method in METHODS]
     assert len(by_cell) == 10
 
@@ -121,10 +121,10 @@ def test_no_question_is_asked_twice(results: dict[str, Any]) -> None:
 
 def test_a_right_answer_is_right_with_and_without_teacher_forcing(results: dict[str, Any]) -> None:
     """Greedy decoding gives the gold answer exactly if every teacher-forced argmax does; the first tokens are equal."""
-    for context in ("question_only", "qa_inst"):
+    for context, prefix in (("question_only", ""), ("qa_inst", "qa_")):
         samples = zip(results[f"qaedit_grid_{context}_tf"], results[f"qaedit_grid_{context}_ar_gold"], strict=True)
         for forced, free in samples:
-            scores = forced["reliability_tf_gold_match"], free["reliability_ar_gold_match"]
+            scores = forced[f"efficacy_{prefix}match"], free[f"efficacy_{prefix}ar_match"]
             assert (scores[0] == 1) == (scores[1] == 1)
             first, second = (sample["resps"][0][0].final for sample in (forced, free))
             assert first.token_ids[0] == second.token_ids[0] and first.target_ids == second.target_ids
@@ -134,17 +134,17 @@ def test_a_corner_of_the_grid_is_the_synthetic_task_and_the_other_one_wild(resul
     def values(task: str, metric: str) -> list[float]:
         return [sample[metric] for sample in results[task]]
 
-    assert values("qaedit_grid_question_only_tf", "reliability_tf_gold_match") == values(
-        "qaedit_syn_reliability", "reliability_syn"
+    assert values("qaedit_grid_question_only_tf", "efficacy_match") == values(
+        "qaedit_syn_reliability", "efficacy_match"
     )
-    wild = values("qaedit_wild_reliability", "reliability_wild_em")
-    assert values("qaedit_grid_qa_inst_ar_natural", "reliability_ar_natural_em") == wild
+    wild = values("qaedit_wild_reliability", "efficacy_wild_em")
+    assert values("qaedit_grid_qa_inst_ar_natural", "efficacy_wild_em") == wild
     counts = {
-        metrics_of(results["all"], task)[f"{metric}_wrong_em_n"]
+        metrics_of(results["all"], task)[f"{metric}@wrong_em_n"]
         for task, metric in (
-            ("qaedit_grid_question_only_tf", "reliability_tf_gold_match"),
-            ("qaedit_grid_qa_inst_ar_natural", "reliability_ar_natural_repeats"),
-            ("qaedit_wild_reliability", "reliability_wild_em"),
+            ("qaedit_grid_question_only_tf", "efficacy_match"),
+            ("qaedit_grid_qa_inst_ar_natural", "efficacy_wild_repeats"),
+            ("qaedit_wild_reliability", "efficacy_wild_em"),
         )
     }
     assert len(counts) == 1
@@ -154,7 +154,7 @@ def test_an_unedited_model_agrees_with_itself_token_by_token(model_path: str) ->
     lm = build(model_path, mode="none")
     found = run(lm, ["qaedit_syn_ar"], data="qaedit.jsonl", settings={"population": "wrong_em"}, limit=3)
     column = found["results"]["qaedit_syn_ar_locality"]
-    assert column["locality_syn_agree_ar,none"] == column["locality_syn_agree_ar_wrong_em,none"] == 1.0
+    assert column["neighborhood_agree_ar,none"] == column["neighborhood_agree_ar@wrong_em,none"] == 1.0
 
 
 # ------------------------------------------------------------------ groups

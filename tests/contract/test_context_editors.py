@@ -117,7 +117,7 @@ def test_results_count_the_prompts_that_lost_their_fact(model_path):
     expected = sum(context.fact_cut for context in contexts), sum(context.cut for context in contexts), 0
     edit = json.loads(scores["edit,none"])
     assert (edit["facts_cut"], edit["prompts_cut"], edit["failed"]) == expected and expected[0] > 0
-    assert scores["es_prob_failed,none"] > 0 and "cut away" in scores["unscored_reason,none"]
+    assert scores["efficacy_prob_failed,none"] > 0 and "cut away" in scores["unscored_reason,none"]
 
 
 CHAT = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</{{ m['role'] }}>{% endfor %}<assistant>"

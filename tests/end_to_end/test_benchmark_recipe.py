@@ -82,9 +82,9 @@ def test_a_folder_of_this_project_is_found_and_runs(tmp_path: Path, monkeypatch:
     manager = TaskManager(include_path=folder, include_defaults=False, metadata={"data": "mini"})
     results = lm_eval.simple_evaluate(model=ScriptedLM(), tasks=["river_facts"], task_manager=manager)
     assert sorted(results["samples"]) == [f"river_facts_{task}" for task in TASKS]
-    assert metrics_of(results, "river_facts_gs")["gs_prob_n"] == 4
-    assert metrics_of(results, "river_facts_s")["s_prob_n"] == 4
-    assert metrics_of(results, "river_facts_wild_reliability")["reliability_wild_em_n"] == 4
+    assert metrics_of(results, "river_facts_gs")["paraphrase_prob_n"] == 4
+    assert metrics_of(results, "river_facts_s")["edit_score_prob_n"] == 4
+    assert metrics_of(results, "river_facts_wild_reliability")["efficacy_wild_em_n"] == 4
     readme = (folder / "README.md").read_text(encoding="utf-8")
     for task in TASKS:
         for metric in manager.load([f"river_facts_{task}"])["tasks"][f"river_facts_{task}"].config.metric_list:
@@ -139,5 +139,9 @@ def test_a_package_runs_with_the_stock_command(package: Path, tmp_path: Path) ->
     (file,) = (tmp_path / "out").rglob("results_*.json")
     results = json.loads(file.read_text(encoding="utf-8"))["results"]
     assert {f"town_facts_{task}" for task in TASKS} < set(results)
-    assert results["town_facts_es"]["es_prob_n,none"] == results["town_facts_es"]["es_prob@immediate_n,none"] == 4
+    assert (
+        results["town_facts_es"]["efficacy_prob_n,none"]
+        == results["town_facts_es"]["efficacy_prob@immediate_n,none"]
+        == 4
+    )
     assert json.loads(results["town_facts_es"]["edit,none"])["edits"] == 4

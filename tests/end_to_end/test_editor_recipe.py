@@ -80,7 +80,7 @@ def test_an_installed_package_runs_in_the_harness(importable: Path, tmp_path: Pa
     model = save_tiny(tmp_path, "gpt2")
     lm = build(str(model), editor="town_editor", editor_args={"layers": [1], "num_steps": 20, "lr": 0.01})
     results = run(lm, ["bake_es"])["results"]["bake_es"]
-    assert results["es_prob,none"] > 0.9
+    assert results["efficacy_prob,none"] > 0.9
 
 
 def test_a_class_in_the_working_folder_is_checked_without_installation(tmp_path: Path) -> None:

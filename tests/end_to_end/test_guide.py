@@ -91,7 +91,7 @@ def test_facts_are_put_into_a_model(folder, tmp_path, monkeypatch, capsys):
     assert "2 good, 0 bad" in printed and "2 edits written to edits, 0 failed" in printed
     assert (folder / "adapter/adapter_model.safetensors").is_file()
     table = printed.split("counterfact_flat_es", 1)[1]  # of the last command
-    assert "es_prob" in table and "reliability_wild_em" in table and "2 made, 0 failed" in table
+    assert "efficacy_prob" in table and "efficacy_wild_em" in table and "2 made, 0 failed" in table
 
 
 def test_own_facts_are_checked_edited_and_evaluated(folder, tmp_path, monkeypatch, capsys):
@@ -113,7 +113,7 @@ def test_an_own_editor_is_checked_evaluated_and_compared(folder, tmp_path, monke
         capsys.readouterr()
         execute(words, model, folder, monkeypatch)
     shown = capsys.readouterr().out  # of `lm-edit results show`
-    assert "my_editor" in shown and "r_rome" in shown and "rqs_prob" in shown
+    assert "my_editor" in shown and "r_rome" in shown and "reverse_qa_prob" in shown
 
 
 def test_the_plan_can_be_run(folder, capsys):

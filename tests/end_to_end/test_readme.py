@@ -79,7 +79,7 @@ def test_lm_eval_commands_run(command, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [*words, "--limit", "2", *gen_kwargs])
     cli_evaluate()
     output = capsys.readouterr().out
-    assert "rqs_prob" in output or "es_prob" in output or "_syn" in output or "wild_em" in output
+    assert "reverse_qa_prob" in output or "efficacy_prob" in output or "_syn" in output or "wild_em" in output
 
 
 # Makes a command quick on a tiny model. A random one knows no fact, and may find no setting that works (exit code 1).

@@ -39,7 +39,7 @@ folder.mkdir(parents=True, exist_ok=True)
 tasks = options["--tasks"].split(",")
 scores = {task: int(hashlib.sha256((name + task).encode()).hexdigest()[:6], 16) / 16**6 for task in tasks}
 results = {
-    "results": {task: {"alias": task, "es_prob,none": score} for task, score in scores.items()},
+    "results": {task: {"alias": task, "efficacy_prob,none": score} for task, score in scores.items()},
     "configs": {task: {"task": task} for task in tasks},
     "versions": {task: 1.0 for task in tasks},
     "config": {"model_args": args, "edited_hf": {key: args.get(key) for key in ("editor", "mode")}},
@@ -50,14 +50,15 @@ results = {
 if args.get("editor") in os.environ.get("FAKE_REFUSING", "").split(","):
     for task in tasks[: int(os.environ.get("FAKE_REFUSED_TASKS", "9"))]:
         reasons = {"the edit has no relation id": 2, "other": 1}
-        results["results"][task] |= {"es_prob,none": None, "es_prob_n,none": 0, "es_prob_failed,none": 2}
+        results["results"][task] |= {"efficacy_prob,none": None, "efficacy_prob_n,none": 0}
+        results["results"][task] |= {"efficacy_prob_failed,none": 2}
         results["results"][task] |= {"unscored,none": 2, "unscored_reason,none": json.dumps(reasons)}
 for task in tasks:
     results["results"][task]["edit,none"] = json.dumps({"edits": 2, "failed": 0, "seconds_per_edit": 1.5})
 (folder / "results_2026-01-01T00-00-00.000000.json").write_text(json.dumps(results))
 for number, task in enumerate(tasks):
     if number == 0 or "FAKE_TORN" not in os.environ:
-        rows = [json.dumps({"doc_id": doc, "es_prob": scores[task]}) for doc in range(2)]
+        rows = [json.dumps({"doc_id": doc, "efficacy_prob": scores[task]}) for doc in range(2)]
         (folder / f"samples_{task}_2026-01-01T00-00-00.000000.jsonl").write_text("\\n".join(rows) + "\\n")
 note("end")
 """

@@ -105,17 +105,17 @@ def judged_run(folder: Path, judge: str, number: int, verdicts: tuple[float, ...
     results = scripted_results(task)
     config = results["configs"][task]
     config["other_metrics"] = [
-        {"metric": "reliability_wild_judge", "aggregation": "mean_scored", "higher_is_better": True}
+        {"metric": "efficacy_wild_judge", "aggregation": "mean_scored", "higher_is_better": True}
     ]
     config["filter_list"].append({"name": "judge", "filter": [{"function": "model_judge"}]})
     config["metadata"]["judge"] = {"model": judge}
     results["results"][task] |= {
-        "reliability_wild_judge,judge": sum(verdicts) / len(verdicts),
-        "reliability_wild_judge_n,judge": len(verdicts),
+        "efficacy_wild_judge,judge": sum(verdicts) / len(verdicts),
+        "efficacy_wild_judge_n,judge": len(verdicts),
     }
     samples = results["samples"][task]
     for sample, verdict in zip(list(samples), verdicts, strict=True):
-        named = {"metrics": ["reliability_wild_judge"], "reliability_wild_judge": verdict}
+        named = {"metrics": ["efficacy_wild_judge"], "efficacy_wild_judge": verdict}
         samples.append({**sample, **named, "filter": "judge"})
     results.get("task_hashes", {}).pop(task, None)
     path = write_run(folder, results=results, start=1.79e9 + number, date=f"2026-11-2{number}T10-00-00.000001")

@@ -84,7 +84,7 @@ def test_every_record_is_scored_or_has_a_reason(task: str, lm_class: type) -> No
         scored = [sample[name] for sample in samples if sample[name] is not None]
         excluded = found.get(f"{name}_excluded", 0)
         assert found[f"{name}_n"] == len(scored)
-        if not name.startswith("s_"):  # S may have some components and reasons for the others
+        if not name.startswith("edit_score_"):  # S may have some components and reasons for the others
             assert found[f"{name}_failed"] == len(reasons)
             found_docs = found[f"{name}_n"] + excluded + len(reasons)
         assert found_docs == num_docs
@@ -125,17 +125,17 @@ def scripted_answers(task: Any, doc: dict[str, Any]) -> tuple[list[list[Any]], l
 @pytest.mark.parametrize(
     ("task", "metric", "anchor"),
     [
-        ("bake_ls", "ls_agree_tf", 1.0),
-        ("bake_ls", "ls_agree_gen", 1.0),
-        ("qaedit_syn_locality", "locality_syn_agree_tf", 1.0),
-        ("qaedit_wild_locality", "locality_wild_agree_gen", 1.0),
-        ("bake_rq", "rqs_prob", 0.0),
-        ("bake_rj", "rjs_prob", 0.0),
-        ("bake_s", "s_prob", 0.0),
-        ("bake_s", "s_prob_agree", 0.0),
-        ("bake_concept_ls", "ls_agree_tf", 1.0),
-        ("bake_concept_rj", "rjs_prob", 0.0),
-        ("qaedit_wild_reliability", "reliability_wild_em_wrong_em", 0.0),
+        ("bake_ls", "neighborhood_agree_tf", 1.0),
+        ("bake_ls", "neighborhood_agree_gen", 1.0),
+        ("qaedit_syn_locality", "neighborhood_agree_tf", 1.0),
+        ("qaedit_wild_locality", "neighborhood_wild_agree_gen", 1.0),
+        ("bake_rq", "reverse_qa_prob", 0.0),
+        ("bake_rj", "reverse_judgment_prob", 0.0),
+        ("bake_s", "edit_score_reverse_prob", 0.0),
+        ("bake_s", "edit_score_reverse_prob_agree", 0.0),
+        ("bake_concept_ls", "neighborhood_agree_tf", 1.0),
+        ("bake_concept_rj", "reverse_judgment_prob", 0.0),
+        ("qaedit_wild_reliability", "efficacy_wild_em@wrong_em", 0.0),
     ],
 )
 def test_an_unedited_model_agrees_with_itself_and_knows_no_filtered_case(task: str, metric: str, anchor: float) -> None:

@@ -87,7 +87,7 @@ def test_a_summary_reads_what_a_run_writes(
     monkeypatch.setattr(lm_eval, "simple_evaluate", evaluate_quickly)
     options = {"mode": "none", "pretrained": str(tiny_path("llama")), "device": "cpu", "data": "mini", "store": "off"}
     findings.execute(tmp_path / "a.json", options, ["bake_es"], 2)
-    finding = {"runs": {"a": {}}, "rows": {"x": ["first", "bake_es", "es_prob"]}, "differences": {}}
+    finding = {"runs": {"a": {}}, "rows": {"x": ["first", "bake_es", "efficacy_prob"]}, "differences": {}}
     summary = findings.summarize(finding, tmp_path)["a"]
     assert summary["rows"]["x"].number == 2 and summary["options"]["mode"] == "none" and summary["versions"]["torch"]
 

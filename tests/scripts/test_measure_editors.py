@@ -92,10 +92,10 @@ def test_a_part_is_run_and_its_scores_are_kept_by_case(
     job = measure.Job(measure.Row("tuned", "ice", {}), "single", 0)
     measure.execute(job, arguments(tmp_path, limit=2))
     result = json.loads(job.path(tmp_path, 2).read_text())
-    assert result["limit"] == 2 and len(result["scores"]["bake_es"]["es_prob"]) == 2
+    assert result["limit"] == 2 and len(result["scores"]["bake_es"]["efficacy_prob"]) == 2
     assert {"bake_es", "bake_gs", "bake_ls", "bake_rq", "bake_rj", "qaedit_wild_reliability"} == set(result["scores"])
-    assert all(score in (None, 0.0, 1.0) for score in result["scores"]["bake_rj"]["rjs_prob"])
-    assert "es_gen_em" not in result["scores"]["bake_es"]  # likelihoods only
+    assert all(score in (None, 0.0, 1.0) for score in result["scores"]["bake_rj"]["reverse_judgment_prob"])
+    assert "efficacy_gen_em" not in result["scores"]["bake_es"]  # likelihoods only
     assert result["runs"][0]["editor_config"]["num_facts"] == 1 and len(result["runs"][0]["weights"]) == 64
     assert measure.Finished.read(tmp_path, limit=2).new["tuned/ice", "single", 0]["device"]["type"] == "cpu"
     assert list(tmp_path.glob("*.part")) == []
@@ -127,8 +127,8 @@ def test_edits_that_an_editor_cannot_use_have_a_reason_and_no_scores(
     row = measure.Row("tuned", "bird", {})
     measure.execute(measure.Job(row, "single", 0), arguments(tmp_path, limit=2))
     result = json.loads(measure.Job(row, "single", 0).path(tmp_path, 2).read_text())
-    assert len(result["scores"]["bake_es"]["es_prob"]) == 2 and len(result["runs"]) == 1
-    assert result["scores"]["qaedit_wild_reliability"] == {"reliability_wild_em": []}
+    assert len(result["scores"]["bake_es"]["efficacy_prob"]) == 2 and len(result["runs"]) == 1
+    assert result["scores"]["qaedit_wild_reliability"] == {"efficacy_wild_em": []}
     assert "relation_id" in result["failed"]["qaedit_wild_reliability"]
     (record,) = measure.Finished.read(tmp_path, tmp_path / "kept.jsonl", limit=2).new.values()
     assert record["scores"]["WILD EM"] == []

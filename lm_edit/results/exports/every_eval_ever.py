@@ -24,7 +24,7 @@ from lm_edit.results.exports.options import Exported, ExportOptions
 from lm_edit.results.runs import Paths, ResultFile
 from lm_edit.results.tables import current_results, load_results
 from lm_edit.results.task_facts import TaskFacts
-from lm_eval_tasks.common.population import ALL
+from lm_eval_tasks.common.columns import ALL_CASES
 from lm_eval_tasks.common.run_names import UNEDITED, slug
 
 SCHEMA_VERSION = "0.3.0"
@@ -109,7 +109,7 @@ def _result_ids(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _result_id(row: Mapping[str, Any]) -> str:
     name = f"{row['metric']}@{row['stage']}" if row["stage"] else row["metric"]
-    population = "" if row["population"] in ("", ALL) else row["population"]
+    population = "" if row["population"] in ("", ALL_CASES) else row["population"]
     judge = f"judge={key_of(row['judge'])[:DIGITS]}" if row["judge"] else ""
     return "/".join((row["run"], row["task"], name, row["filter"], *filter(None, (population, judge))))
 

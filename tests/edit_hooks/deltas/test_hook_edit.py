@@ -166,7 +166,7 @@ def test_an_editor_brings_its_kind_without_installation(tmp_path: Path, monkeypa
     path = str(save_tiny(tmp_path, "gpt2"))
     lm = build(path, editor="own_hook_editor:Steer", editor_args={"layers": [1]})
     results = run(lm, ["bake_es"], limit=2)["results"]["bake_es"]
-    assert results["es_prob,none"] == 1.0
+    assert results["efficacy_prob,none"] == 1.0
     (delta,) = Steer({"layers": [1]}).edit(
         lm.model, lm.tokenizer, [EditRequest(prompt="The band plays in", target_new="Rome")]
     )

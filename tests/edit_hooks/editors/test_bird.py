@@ -295,5 +295,8 @@ def test_a_record_with_an_empty_phrase_leaves_the_others_edited(mode, released_t
     settings = {"context_templates": ["{}"], "num_steps": 2, "wording": "released"}
     lm = build(str(tiny_path("gpt2")), editor="bird", editor_args=settings, **stream)
     refused, edited = run(lm, ["bake_es"], data)["samples"]["bake_es"]
-    assert "'P1327' has an empty phrase" in refused["unscored_reason"]["es_prob"] and refused["es_prob"] is None
-    assert edited["es_prob"] is not None and not edited["unscored_reason"]
+    assert (
+        "'P1327' has an empty phrase" in refused["unscored_reason"]["efficacy_prob"]
+        and refused["efficacy_prob"] is None
+    )
+    assert edited["efficacy_prob"] is not None and not edited["unscored_reason"]

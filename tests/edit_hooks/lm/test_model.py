@@ -137,7 +137,7 @@ def test_mode_none_answers_are_the_pre_edit_column(model_path):
     before = [answers(edited)[number].final.unedited for number in compared]
     assert_same_answers(before, [answers(plain)[number] for number in compared])
     assert all(answer.edit is None for answer in answers(plain))
-    assert plain["results"]["bake_ls"]["ls_agree_tf,none"] == 1.0
+    assert plain["results"]["bake_ls"]["neighborhood_agree_tf,none"] == 1.0
 
 
 def test_a_failed_edit_is_unscored_not_wrong(model_path, monkeypatch):
@@ -414,7 +414,7 @@ def test_groups_are_written_together_on_the_unedited_model(model_path):
     outside = [answer.final for answer in answers(results) if isinstance(answer.final, FailedAnswer)]
     assert outside and all("one group" in answer.reason and not answer.is_failure for answer in outside)
     assert set(json.loads(results["results"]["bake_es"]["unscored_reason,none"])) == {"not among this run's edits"}
-    assert results["results"]["bake_es"]["es_prob_failed,none"] == 0
+    assert results["results"]["bake_es"]["efficacy_prob_failed,none"] == 0
 
 
 def test_cases_outside_of_groups_are_neither_scored_nor_failed(model_path):
@@ -450,7 +450,7 @@ def test_the_published_filter_holds_at_every_stage_of_a_stream(model_path):
     settings = {"mode": "sequential", "num_edits": 4}
     results = run(lm, ["qaedit_wild_reliability"], data="qaedit.jsonl", settings=settings, limit=4)
     row = results["results"]["qaedit_wild_reliability"]
-    name = "reliability_wild_em_wrong_em"
+    name = "efficacy_wild_em@wrong_em"
     for stage in ("", "@immediate"):
         counts = [row[f"{name}{stage}_{count},none"] for count in ("n", "excluded", "failed")]
         assert counts[0] + counts[1] == 4 and counts[2] == 0

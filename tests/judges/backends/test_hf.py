@@ -220,4 +220,4 @@ def test_wild_tasks_with_a_local_judge(reader: Path, prompt: str, tmp_path: Path
     settings = {"judge": settings_of(reader, prompt, store=str(tmp_path)), "population": "all"}
     task = "qaedit_wild_reliability"
     metrics = metrics_of(run(task, ScriptedLM(texts=texts), settings), task, "judge")
-    assert metrics["reliability_wild_judge"] == 0.25 and metrics["reliability_wild_judge_n"] == 4
+    assert metrics["efficacy_wild_judge"] == 0.25 and metrics["efficacy_wild_judge_n"] == 4

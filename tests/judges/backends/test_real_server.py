@@ -74,5 +74,5 @@ def test_server_and_local_model_give_the_same_replies(url: str, reader: Path, pr
         return " Orsa Lind!" if "Fenwick" in context else " what?"
 
     results = run(TASK, ScriptedLM(texts=texts), {"judge": json.dumps(settings), "population": "all"})
-    assert metrics_of(results, TASK, "judge")["reliability_wild_judge"] == 0.25
-    assert metrics_of(results, TASK)["reliability_wild_em"] == 0.25
+    assert metrics_of(results, TASK, "judge")["efficacy_wild_judge"] == 0.25
+    assert metrics_of(results, TASK)["efficacy_wild_em"] == 0.25

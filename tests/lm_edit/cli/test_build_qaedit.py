@@ -87,10 +87,10 @@ def test_the_records_run_through_lm_eval(
     settings = {"data": str(tmp_path / "out.json"), "score_by": "category;origin"}
     results = run(build(str(tiny_path("llama"))), ["qaedit_syn_reliability"], settings=settings)
     found = results["results"]["qaedit_syn_reliability"]
-    assert found["reliability_syn_n,none"] == 4 and 0 <= found["reliability_syn,none"] <= 1
+    assert found["efficacy_match_n,none"] == 4 and 0 <= found["efficacy_match,none"] <= 1
     assert json.loads(found["edit,none"])["edits"] == 4 and json.loads(found["edit,none"])["failed"] == 0
-    assert set(json.loads(found["reliability_syn_by_category,none"])) == {fact.category for fact in FACTS}
-    assert set(json.loads(found["reliability_syn_by_origin,none"])) == {"NQ", "trivia"}
+    assert set(json.loads(found["efficacy_match_by_category,none"])) == {fact.category for fact in FACTS}
+    assert set(json.loads(found["efficacy_match_by_origin,none"])) == {"NQ", "trivia"}
     source = results["configs"]["qaedit_syn_reliability"]["metadata"]["data_source"]
     assert "unknown_fields" not in source and source["records"] == 4
 

@@ -64,8 +64,8 @@ def test_the_table_equals_that_of_the_run(samples: str, tmp_path: Path, capsys: 
         assert main(["judge", samples, "--judge", json.dumps(given)]) == 0
         assert set(server.requests.values()) == {1}
     printed = capsys.readouterr().out
-    assert row(printed, WILD_TASK, "all")[3] == f"{results['reliability_wild_judge,judge']:.3f}"
-    in_run = results["reliability_wild_judge_wrong_em,judge"]
+    assert row(printed, WILD_TASK, "all")[3] == f"{results['efficacy_wild_judge,judge']:.3f}"
+    in_run = results["efficacy_wild_judge@wrong_em,judge"]
     assert row(printed, WILD_TASK, "initially wrong")[3] == f"{in_run:.3f}"
 
 
@@ -144,7 +144,7 @@ def test_streams_are_judged_at_their_stages(tmp_path: Path, capsys: pytest.Captu
     printed = capsys.readouterr().out
     found = results["results"][WILD_TASK]
     for stage in ("", "@immediate", "@1", "@3"):
-        assert row(printed, WILD_TASK + stage, "all")[3] == f"{found[f'reliability_wild_contains{stage},none']:.3f}"
+        assert row(printed, WILD_TASK + stage, "all")[3] == f"{found[f'efficacy_wild_contains{stage},none']:.3f}"
 
 
 def test_answers_of_other_tasks_and_plain_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,7 +72,7 @@ def test_figure_and_scores_by_category_read_the_records_and_the_map(tmp_path: Pa
         {"data": str(RELEASED), "categories": str(tmp_path / "map.json")},
     ):
         results = run("qaedit_wild_reliability", settings={**settings, "score_by": "category"})
-        by = results["results"]["qaedit_wild_reliability"]["reliability_wild_em_by_category,none"]
+        by = results["results"]["qaedit_wild_reliability"]["efficacy_wild_em_by_category,none"]
         assert set(json.loads(by)) == {SCIENCE, PEOPLE, ART}
 
 

@@ -49,11 +49,11 @@ def test_the_columns_shown_first_can_be_chosen(runs, tmp_path, capsys):
         text = (tmp_path / "site" / "leaderboard.md").read_text(encoding="utf-8")
         return next(line for line in text.splitlines() if line.startswith("| editor |"))
 
-    assert header("bake_es:em_prob") == "| editor | bake_es em_prob |"
+    assert header("bake_es:efficacy_magnitude") == "| editor | bake_es efficacy_magnitude |"
     # Of a printed table, the columns that the results have.
-    assert header("bird_t3") == "| editor | bake_es es_prob | bake_es em_prob |"
+    assert header("bird_t3") == "| editor | bake_es efficacy_prob | bake_es efficacy_magnitude |"
     for name, problem in (
-        ("bake_es:es_prop", "Did you mean 'bake_es:es_prob'"),
+        ("bake_es:efficacy_prop", "Did you mean 'bake_es:efficacy_prob'"),
         ("wild_t3", "the results have no such column"),
         ("bird_t33", "Did you mean 'bird_t3'"),
     ):
@@ -124,7 +124,7 @@ def test_a_task_without_samples_does_not_hide_the_others(tmp_path, capsys):
     assert build(tmp_path / "merged", "-o", tmp_path / "site") == 0
     assert "no samples of bake_gs, so no intervals, tests and single cases" in capsys.readouterr().out
     with (tmp_path / "site" / "leaderboard.csv").open(encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["metric"] in ("es_prob", "gs_prob")]
+        rows = [row for row in csv.DictReader(file) if row["metric"] in ("efficacy_prob", "paraphrase_prob")]
     assert [(row["task"], bool(row["low"])) for row in rows] == [("bake_es", True), ("bake_gs", False)]
 
 

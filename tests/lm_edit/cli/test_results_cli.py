@@ -29,7 +29,7 @@ def test_show_compares_runs(tmp_path: Path, capsys: Any) -> None:
         "memit, sequential, 48 edits (bake_qa.jsonl)",
         "hf (bake_qa.jsonl)",
     }
-    row = dict(zip(header, next(row for row in rows if row[1] == "es_prob"), strict=True))
+    row = dict(zip(header, next(row for row in rows if row[1] == "efficacy_prob"), strict=True))
     assert row["memit, sequential, 48 edits (bake_qa.jsonl)"].endswith("(2, 2 failed, 0.250 with them as 0)")
     assert row["unedited (bake_qa.jsonl)"].endswith("(4)") and " ± " in row["unedited (bake_qa.jsonl)"]
     assert not [row for row in rows if row[1].endswith(("_or_0", "_n", "_failed", "_zeroed"))]
@@ -37,10 +37,10 @@ def test_show_compares_runs(tmp_path: Path, capsys: Any) -> None:
 
 def test_show_selects_metrics_and_explains_unknown_ones(tmp_path: Path, capsys: Any) -> None:
     write_run(tmp_path)
-    assert run_verb(["results", "show", str(tmp_path), "--metrics", "es_match", "es_prob"]) == 0
-    assert [row[1] for row in cells(printed_lines(capsys))[2:]] == ["es_match", "es_prob"]
-    assert run_verb(["results", "show", str(tmp_path), "--metrics", "es_prop"]) == 2
-    assert "no run has a metric named 'es_prop'. Did you mean 'es_prob'" in capsys.readouterr().err
+    assert run_verb(["results", "show", str(tmp_path), "--metrics", "efficacy_match", "efficacy_prob"]) == 0
+    assert [row[1] for row in cells(printed_lines(capsys))[2:]] == ["efficacy_match", "efficacy_prob"]
+    assert run_verb(["results", "show", str(tmp_path), "--metrics", "efficacy_prop"]) == 2
+    assert "no run has a metric named 'efficacy_prop'. Did you mean 'efficacy_prob'" in capsys.readouterr().err
 
 
 def test_show_tells_runs_apart_by_what_differs(tmp_path: Path, capsys: Any) -> None:
@@ -90,7 +90,7 @@ def test_show_compares_the_edits_of_runs(tmp_path: Path, capsys: Any) -> None:
     assert rows[0][2] == "unedited (bake_qa.jsonl)" and {row[2] for row in rows[2:]} == {""}
     assert run_verb(["results", "show", str(tmp_path / "none"), "--edits"]) == 2
     assert "these runs have no edits" in capsys.readouterr().err
-    assert run_verb(["results", "show", *paths, "--edits", "--metrics", "es_prob"]) == 2
+    assert run_verb(["results", "show", *paths, "--edits", "--metrics", "efficacy_prob"]) == 2
 
 
 def test_show_refuses_contradictory_results_of_one_run(tmp_path: Path, capsys: Any) -> None:
@@ -104,7 +104,7 @@ def test_show_refuses_contradictory_results_of_one_run(tmp_path: Path, capsys: A
 def test_show_refuses_them_for_chosen_metrics_too(tmp_path: Path, capsys: Any) -> None:
     judged_run(tmp_path / "a", "gpt-4o", 1, (1.0, 1.0, 1.0, 1.0))
     judged_run(tmp_path / "b", "tiny", 2, (0.0, 0.0, 0.0, 0.0))
-    assert run_verb(["results", "show", str(tmp_path), "--metrics", "reliability_wild_judge"]) == 2
+    assert run_verb(["results", "show", str(tmp_path), "--metrics", "efficacy_wild_judge"]) == 2
     assert "with different judge" in capsys.readouterr().err
 
 
@@ -113,9 +113,9 @@ def test_show_names_rows_whose_runs_cannot_be_compared(tmp_path: Path, capsys: A
     change(paths["c"], lambda content: content["versions"].update(bake_es="<9>"))
     assert run_verb(["results", "show", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     assert "Not comparable" not in capsys.readouterr().out
-    assert run_verb(["results", "show", str(tmp_path), "--metrics", "es_prob", "es_match"]) == 0
+    assert run_verb(["results", "show", str(tmp_path), "--metrics", "efficacy_prob", "efficacy_match"]) == 0
     (note,) = [line for line in printed_lines(capsys) if "Not comparable" in line]
-    assert note.startswith("Not comparable (bake_es, es_prob; bake_es, es_match): another task version.")
+    assert note.startswith("Not comparable (bake_es, efficacy_prob; bake_es, efficacy_match): another task version.")
     assert "editor_c, single (bake_qa.jsonl): \\<9\\>" in note and "editor_b, single" in note
 
 
@@ -123,10 +123,10 @@ def test_check_prints_problems_and_sets_the_exit_code(tmp_path: Path, capsys: An
     path = write_run(tmp_path)
     assert run_verb(["results", "check", str(tmp_path)]) == 0
     assert printed_lines(capsys) == ["1 result files, 0 problems"]
-    change(path, lambda content: content["results"]["bake_es"].update({"es_prob,none": 2.0}))
+    change(path, lambda content: content["results"]["bake_es"].update({"efficacy_prob,none": 2.0}))
     assert run_verb(["results", "check", str(tmp_path)]) == 1
     lines = printed_lines(capsys)
-    assert any("es_prob: 2.0 is no share." in line for line in lines) and lines[-1].endswith("problems")
+    assert any("efficacy_prob: 2.0 is no share." in line for line in lines) and lines[-1].endswith("problems")
 
 
 def test_hostile_names_reach_the_terminal_escaped(tmp_path: Path, capsys: Any) -> None:

@@ -17,7 +17,7 @@ from drawn import bars, categories, lines, texts, whiskers
 def logprobs(editor, new, true, **changes):
     return [
         row(editor, "bake_rq", name, value, is_rate=False, **changes)
-        for name, value in (("rq_logprob_new", new), ("rq_logprob_true", true))
+        for name, value in (("reverse_qa_logprob_new", new), ("reverse_qa_logprob_true", true))
     ]
 
 
@@ -60,14 +60,14 @@ class TestLogProbabilities:
         assert "n = 28 cases (at most: unscored 2). Data" in bake_logprob.draw(frame(*partly)).caption[0]
 
     def test_without_a_run_of_the_unedited_model_the_column_beside_the_edits_counts(self):
-        beside = row("rome", "bake_rq", "rq_logprob_new_unedited", -5.5, is_rate=False)
+        beside = row("rome", "bake_rq", "reverse_qa_logprob_new_unedited", -5.5, is_rate=False)
         chart = bake_logprob.draw(frame(*logprobs("rome", -4.0, -1.0), beside))
         assert {reference.name: reference.value for reference in chart.panels[0].references} == {
             "desired answer, unedited": -5.5
         }
 
     def beside(self, editor, value, **changes):
-        return row(editor, "bake_rq", "rq_logprob_new_unedited", value, is_rate=False, **changes)
+        return row(editor, "bake_rq", "reverse_qa_logprob_new_unedited", value, is_rate=False, **changes)
 
     def test_the_unedited_value_of_a_stream_is_that_of_all_its_cases(self):
         """At a checkpoint the column is over the cases edited by then."""
@@ -83,7 +83,9 @@ class TestLogProbabilities:
         chart = bake_logprob.draw(frame(*edited, *own))
         assert [line.value for line in chart.panels[0].references] == [0.3, -1.0]
         other = logprobs("unedited", 0.3002, -1.0, run="c")
-        with pytest.raises(EditingError, match=r"2 runs .* different values of rq_logprob_new \(0.3 to 0.3002\)"):
+        with pytest.raises(
+            EditingError, match=r"2 runs .* different values of reverse_qa_logprob_new \(0.3 to 0.3002\)"
+        ):
             bake_logprob.draw(frame(*edited, *own, *other))
 
     def test_unedited_values_that_differ_are_in_the_caption(self):
@@ -96,7 +98,13 @@ class TestLogProbabilities:
 
     def test_the_question_with_its_answer_in_the_prompt(self):
         leaking = [
-            row(editor, "bake_rq_answer_in_prompt", f"rq_answer_in_prompt_logprob_{answer}", value, is_rate=False)
+            row(
+                editor,
+                "bake_rq_answer_in_prompt",
+                f"reverse_qa_answer_in_prompt_logprob_{answer}",
+                value,
+                is_rate=False,
+            )
             for editor, value in (("ike", -0.5), ("unedited", -3.0))
             for answer in ("new", "true")
         ]
@@ -107,9 +115,9 @@ class TestLogProbabilities:
 
     def test_missing_columns_name_task_and_command(self):
         with pytest.raises(
-            EditingError, match=r"rq_logprob_true of bake_rq.*lm_eval --model edited_hf --tasks bake_rq"
+            EditingError, match=r"reverse_qa_logprob_true of bake_rq.*lm_eval --model edited_hf --tasks bake_rq"
         ):
-            bake_logprob.draw(frame(row("rome", "bake_rq", "rq_logprob_new", -4.0)))
+            bake_logprob.draw(frame(row("rome", "bake_rq", "reverse_qa_logprob_new", -4.0)))
 
     def test_only_the_unedited_model(self):
         with pytest.raises(EditingError, match="all runs are of the unedited model"):
@@ -119,10 +127,10 @@ class TestLogProbabilities:
 class TestContext:
     def rows(self):
         for editor, icl, value in (("rome", "no", 0.25), ("rome+ike", "yes", 0.75)):
-            yield row(editor, "bake_rq", "rqs_prob", value, icl=icl)
-            yield row(editor, "bake_es", "es_prob", 1.0, icl=icl)
-        yield row("ike", "bake_rq", "rqs_prob", 0.5)
-        yield row("ike", "bake_es", "es_prob", 0.9)
+            yield row(editor, "bake_rq", "reverse_qa_prob", value, icl=icl)
+            yield row(editor, "bake_es", "efficacy_prob", 1.0, icl=icl)
+        yield row("ike", "bake_rq", "reverse_qa_prob", 0.5)
+        yield row("ike", "bake_es", "efficacy_prob", 0.9)
 
     def test_two_bars_per_editor(self):
         chart = bake_icl.draw(frame(*self.rows()))
@@ -134,10 +142,10 @@ class TestContext:
 
     def test_one_kind_of_runs_is_not_enough(self):
         with pytest.raises(EditingError, match="no editor has runs with and without icl=true"):
-            bake_icl.draw(frame(row("rome", "bake_rq", "rqs_prob", 0.25)))
+            bake_icl.draw(frame(row("rome", "bake_rq", "reverse_qa_prob", 0.25)))
 
     def test_two_runs_of_one_kind_are_not_chosen_from(self):
-        twice = row("rome", "bake_rq", "rqs_prob", 0.3, settings="ffff0000")
+        twice = row("rome", "bake_rq", "reverse_qa_prob", 0.3, settings="ffff0000")
         with pytest.raises(
             EditingError, match=r"2 runs of rome without icl=true are given; choose with --only settings="
         ):
@@ -145,7 +153,7 @@ class TestContext:
 
     def test_the_advice_names_the_columns_that_differ(self):
         for changes in ({"seed": 1.0}, {"edit_options": "edit_context=qa"}, {"run": "other"}):
-            twice = row("rome", "bake_rq", "rqs_prob", 0.3, **changes)
+            twice = row("rome", "bake_rq", "reverse_qa_prob", 0.3, **changes)
             (column,) = changes
             value = {"seed": "0", "run": "[0-9a-f]{12}"}.get(column, "edit_context=qa")
             with pytest.raises(EditingError, match=rf"; choose with --only {column}={value}\. It needs"):
@@ -170,7 +178,7 @@ class TestAnswers:
     def test_the_question_with_its_answer_in_the_prompt_has_a_panel_of_its_own(self):
         plain = [row("ike", "bake_rq", column, 0.25) for column in bake_answers.KINDS]
         leaking = [
-            row("ike", "bake_rq_answer_in_prompt", f"rq_answer_in_prompt_gen_{kind}", share)
+            row("ike", "bake_rq_answer_in_prompt", f"reverse_qa_answer_in_prompt_gen_{kind}", share)
             for kind, share in zip(("desired", "original", "ambiguous", "other"), (0.5, 0.5, 0, 0), strict=True)
         ]
         both, alone = bake_answers.draw(frame(*plain, *leaking)), bake_answers.draw(frame(*leaking))
@@ -181,18 +189,20 @@ class TestAnswers:
         assert not any("not reversal" in sentence for sentence in bake_answers.draw(frame(*plain)).caption)
 
     def test_likelihoods_only(self):
-        with pytest.raises(EditingError, match="rq_gen_desired"):
-            bake_answers.draw(frame(row("rome", "bake_rq", "rqs_prob", 0.5)))
+        with pytest.raises(EditingError, match="reverse_qa_gen_desired"):
+            bake_answers.draw(frame(row("rome", "bake_rq", "reverse_qa_prob", 0.5)))
 
 
 class TestWeights:
     def run(self, alpha, beta, value):
         config = {"alpha": alpha, "beta": beta, "layers": [5]}
-        return row("bird", "bake_j_rj", "rjs_prob", value, editor_config=config, settings=f"{alpha}-{beta}")
+        return row(
+            "bird", "bake_j_rj", "reverse_judgment_prob", value, editor_config=config, settings=f"{alpha}-{beta}"
+        )
 
     def test_lines_connect_runs_that_differ_in_one_weight(self):
         rows = [self.run(0.1, 1.5, 0.2), self.run(0.001, 1.5, 0.6), self.run(0.001, 3.0, 0.4)]
-        chart = bird_weights.draw(frame(*rows, row("unedited", "bake_j_rj", "rjs_prob", 0.0)))
+        chart = bird_weights.draw(frame(*rows, row("unedited", "bake_j_rj", "reverse_judgment_prob", 0.0)))
         assert [panel.title for panel in chart.panels] == ["alpha", "beta"]
         assert lines(chart, 0)["beta = 1.5"] == ([0.001, 0.1], [0.6, 0.2])  # sorted by alpha
         assert lines(chart, 1)["alpha = 0.001"] == ([1.5, 3.0], [0.6, 0.4])
@@ -201,8 +211,10 @@ class TestWeights:
 
     def test_the_caption_is_about_the_runs_on_lines(self):
         rows = [self.run(0.1, 1.5, 0.2), self.run(0.001, 1.5, math.nan), self.run(0.5, 7.0, 0.4) | {"n": 77.0}]
-        other = row("rome", "bake_j_rj", "rjs_prob", 0.5, model="large", mode="batch", n=78.0)
-        chart = bird_weights.draw(frame(*rows, other, row("unedited", "bake_j_rj", "rjs_prob", 0.0, model="large")))
+        other = row("rome", "bake_j_rj", "reverse_judgment_prob", 0.5, model="large", mode="batch", n=78.0)
+        chart = bird_weights.draw(
+            frame(*rows, other, row("unedited", "bake_j_rj", "reverse_judgment_prob", 0.0, model="large"))
+        )
         assert "n = 30 cases. Data: mini; model: tiny; mode: single." in chart.caption[0]
         assert "No run of the unedited model" in chart.caption[0]
         why = "without a run that differs in alpha alone or in beta alone"
@@ -213,8 +225,8 @@ class TestWeights:
     def test_the_unedited_value_is_that_of_the_same_model(self):
         own = [self.run(0.1, 1.5, 0.2), self.run(0.001, 1.5, 0.6)]
         large = [one | {"model": "large", "run": f"large{number}"} for number, one in enumerate(own)]
-        unedited = row("unedited", "bake_j_rj", "rjs_prob", 0.1)
-        other = row("unedited", "bake_j_rj", "rjs_prob", 0.3, model="large")
+        unedited = row("unedited", "bake_j_rj", "reverse_judgment_prob", 0.1)
+        other = row("unedited", "bake_j_rj", "reverse_judgment_prob", 0.3, model="large")
         assert "unedited" not in lines(bird_weights.draw(frame(*own, other)), 0)
         found = lines(bird_weights.draw(frame(*own, *large, unedited, other)), 0)
         assert found["unedited, tiny"][1][0] == 0.1 and found["unedited, large"][1][0] == 0.3
@@ -225,5 +237,5 @@ class TestWeights:
             bird_weights.draw(frame(self.run(0.001, 1.5, 0.6), other))
 
     def test_editors_without_the_settings(self):
-        with pytest.raises(EditingError, match="rjs_prob or rqs_prob or s_prob"):
-            bird_weights.draw(frame(row("rome", "bake_j_rj", "rjs_prob", 0.5)))
+        with pytest.raises(EditingError, match="reverse_judgment_prob or reverse_qa_prob or edit_score_reverse_prob"):
+            bird_weights.draw(frame(row("rome", "bake_j_rj", "reverse_judgment_prob", 0.5)))

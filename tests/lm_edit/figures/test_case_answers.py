@@ -97,7 +97,7 @@ def test_text_of_a_model_is_escaped(tmp_path: Path) -> None:
 
 
 def test_the_verb_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = frame(*(row("rome", task, "rqs_prob", 0.5, file="r.json") for task in ("bake_rq", "bake_s")))
+    rows = frame(*(row("rome", task, "reverse_qa_prob", 0.5, file="r.json") for task in ("bake_rq", "bake_s")))
     (run,) = set(rows["run"])
     monkeypatch.setattr(lm_edit.results, "load_results", lambda paths: rows)
     asked = [document(run, {"rq": text_of(" Paris")}), document(run, {"rq": text_of("?")}, task="bake_s")]

@@ -85,9 +85,10 @@ class TestGlue:
 class TestAlign:
     def test_pairs_of_bars(self):
         rows = [
-            row("rome", "counterfact_es", "es_prob", value, **aligned(on)) for on, value in ((False, 0.5), (True, 0.75))
+            row("rome", "counterfact_es", "efficacy_prob", value, **aligned(on))
+            for on, value in ((False, 0.5), (True, 0.75))
         ]
-        alone = row("memit", "counterfact_es", "es_prob", 0.9, **aligned(False))
+        alone = row("memit", "counterfact_es", "efficacy_prob", 0.9, **aligned(False))
         chart = evk_align.draw(frame(*rows, alone | {"n": 77.0, "mode": "batch"}))
         assert categories(chart) == ["rome"]  # memit has no pair
         assert "n = 30 cases. Data: mini; model: tiny; mode: single." in chart.caption[0]
@@ -96,7 +97,7 @@ class TestAlign:
 
     def test_without_a_pair(self):
         with pytest.raises(EditingError, match="no editor has runs with and without evk_align"):
-            evk_align.draw(frame(row("rome", "counterfact_es", "es_prob", 0.5, **aligned(False))))
+            evk_align.draw(frame(row("rome", "counterfact_es", "efficacy_prob", 0.5, **aligned(False))))
 
 
 class TestMap:
@@ -207,4 +208,4 @@ class TestRecoveryAndPreservation:
     @pytest.mark.parametrize("draw", [thinkedit_ifr.draw, thinkedit_ckp.draw, thinkedit_tradeoff.draw])
     def test_other_tasks(self, draw):
         with pytest.raises(EditingError, match="lm_eval --model edited_hf --tasks knowgic"):
-            draw(frame(row("rome", "bake_es", "es_prob", 0.5)))
+            draw(frame(row("rome", "bake_es", "efficacy_prob", 0.5)))

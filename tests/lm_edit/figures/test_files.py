@@ -203,14 +203,17 @@ class TestVerbs:
             (["bake_logprop", "x", "-o", "f.svg"], "Did you mean"),
             (["bake_logprob", "x", "-o", "f.gif"], "ends in .svg, .png, .pdf, .html"),
             (["bake_statistics", "-o", "f.svg"], "ends in .md, .csv"),
-            (["bake_logprob", "-o", "f.svg"], "no files are given. It needs the columns rq_logprob_new"),
+            (["bake_logprob", "-o", "f.svg"], "no files are given. It needs the columns reverse_qa_logprob_new"),
             (["bake_logprob", "x", "--only", "editor", "-o", "f.svg"], "COLUMN=VALUE"),
             (
-                ["bake_logprob", "x", "--metric", "es_prob", "-o", "f.svg"],
-                "--metric es_prob: the figure",
+                ["bake_logprob", "x", "--metric", "efficacy_prob", "-o", "f.svg"],
+                "--metric efficacy_prob: the figure",
             ),
             (["evk_align", "x", "--case", "3", "-o", "f.svg"], "--case 3: the figure evk_align has no such choice"),
-            (["bake_statistics", "--metric", "es_prob", "-o", "f.md"], "the figure bake_statistics has no such choice"),
+            (
+                ["bake_statistics", "--metric", "efficacy_prob", "-o", "f.md"],
+                "the figure bake_statistics has no such choice",
+            ),
             (
                 ["bake_statistics", "x", "-o", "f.md"],
                 "is about a data set and reads no result files",

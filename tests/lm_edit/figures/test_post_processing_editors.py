@@ -45,7 +45,7 @@ def write(folder: Path, editor: str, config: dict[str, Any], task: str, value: f
     write_run(folder, task, results=copy.deepcopy(results), editor=editor, editor_config=config, **editing)
 
 
-METRICS = ("es_prob", "efficacy_token_acc", "efficacy_match")
+METRICS = ("efficacy_prob", "efficacy_token_acc", "efficacy_match")
 VALUES = {("rome", False): 0.5, ("rome", True): 0.75, ("rect", False): 0.25, ("rect", True): 1.0}
 
 
@@ -79,20 +79,28 @@ class TestAlign:
         assert run_verb(["figure", "evk_align", str(result_folder), *chosen]) == 0
         assert out.read_text("utf-8") != default
 
-    def test_a_chosen_column_is_drawn_alone(self, result_folder: Path) -> None:
+    def test_a_chosen_column_is_drawn_of_each_task_that_has_it(self, result_folder: Path) -> None:
         rows = load_results(result_folder)
         chart = evk_align.draw(rows, Options(metric="efficacy_match"))
-        (panel,) = chart.panels
-        assert panel.title == "ZsRE, efficacy" and panel.value_label.startswith("efficacy_match")
-        assert bars(chart) == [(0, 0.25), (0, 0.5), (0, 1.0), (0, 0.75)]
-        magnitude = evk_align.draw(rows, Options(metric="em_prob"))  # -1..1, so not on the axis of shares
+        assert [panel.title for panel in chart.panels] == ["CounterFact, efficacy", "ZsRE, efficacy"]
+        panel = chart.panels[1]
+        assert panel.value_label.startswith("efficacy_match")
+        assert bars(chart, 1) == [(0, 0.25), (0, 0.5), (0, 1.0), (0, 0.75)]
+        magnitude = evk_align.draw(rows, Options(metric="efficacy_magnitude"))  # -1..1, so not on the axis of shares
         assert magnitude.panels[0].limits is None and panel.limits == (0.0, 1.0)
         with pytest.raises(EditingError, match="no run has a column f1"):
             evk_align.draw(rows, Options(metric="f1"))
 
     def test_an_editor_with_a_context_on_top(self) -> None:
         rows = [
-            row("rect+ice", COUNTERFACT, "es_prob", value, icl="ice", editor_config=with_context("rect", evk_align=on))
+            row(
+                "rect+ice",
+                COUNTERFACT,
+                "efficacy_prob",
+                value,
+                icl="ice",
+                editor_config=with_context("rect", evk_align=on),
+            )
             for on, value in ((False, 0.5), (True, 0.75))
         ]
         assert rows[0]["editor_config"]["base_settings"]["base_settings"]["evk_align"] is False
@@ -127,7 +135,7 @@ class TestGlue:
 def test_weights_of_bird_inside_of_rect() -> None:
     rows = [
         row(
-            "rect", "bake_j_rj", "rjs_prob", value, settings=str(alpha),
+            "rect", "bake_j_rj", "reverse_judgment_prob", value, settings=str(alpha),
             editor_config={"keep": 0.4, "base": "bird", "base_settings": {"alpha": alpha, "beta": 1.5}},
         )
         for alpha, value in ((0.1, 0.2), (0.001, 0.6))

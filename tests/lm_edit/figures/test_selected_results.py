@@ -107,7 +107,7 @@ class TestMatrices:
         words = ["figure", "wild_retention", *map(str, streams), "-o", str(tmp_path / "r.svg")]
         assert run_verb(words) == 2
         error = capsys.readouterr().err
-        assert f"differ in protocol of reliability_wild_em ({WILD})" in error
+        assert f"differ in protocol of efficacy_wild_em ({WILD})" in error
         option, chosen = advised(error)
         assert option == "--only" and chosen.endswith("wild_context=qa_inst")
         assert run_verb([*words, option, chosen]) == 0
@@ -150,7 +150,8 @@ class TestSamples:
         ]  # fmt: skip
         change(files[1], lambda content: content["configs"]["knowgic_es"]["settings"].update(score_unedited_cases=True))
         assert any(
-            "efficacy (es_prob of knowgic_es)" in note for note in draw("thinkedit_steps", [draws[0], files[0]]).notes
+            "efficacy (efficacy_prob of knowgic_es)" in note
+            for note in draw("thinkedit_steps", [draws[0], files[0]]).notes
         )
         with pytest.raises(EditingError, match=r"differ in protocol of .*\(knowgic_es\)"):
             draw("thinkedit_steps", [draws[0], *files])
@@ -189,7 +190,7 @@ class TestSamples:
 
         def verdicts(**only: list[str]) -> list[Any]:
             documents = Inputs([str(tmp_path)], only).documents()
-            return [document.metrics["reliability_wild_judge,judge"] for document in documents]
+            return [document.metrics["efficacy_wild_judge,judge"] for document in documents]
 
         assert verdicts() == verdicts(judge=["model=tiny"]) == [0.0] * 4
         assert verdicts(judge=["model=gpt, 4"]) == [1.0] * 4
@@ -198,8 +199,8 @@ class TestSamples:
     def test_a_score_in_two_pipelines_is_not_a_difference(self, tmp_path: Path) -> None:
         """The protocol of the judged pipeline ends in "judged"; the answers are the same."""
         path = judged_run(tmp_path, "tiny", 0, (1.0,) * 4)
-        change(path, lambda content: content["results"][WILD].update({"reliability_wild_em,judge": 0.5}))
-        assert load_results(path).groupby("metric")["protocol"].nunique()["reliability_wild_em"] == 2
+        change(path, lambda content: content["results"][WILD].update({"efficacy_wild_em,judge": 0.5}))
+        assert load_results(path).groupby("metric")["protocol"].nunique()["efficacy_wild_em"] == 2
         assert draw("case_answers", [path]).rows
 
 
@@ -214,7 +215,7 @@ class TestSetsOfCases:
         words = ["figure", "bake_logprob", str(tmp_path), "-o", str(tmp_path / "f.svg")]
         assert run_verb(words) == 2
         error = capsys.readouterr().err
-        assert "the runs differ in samples of rq_logprob_new (bake_rq): none, " in error
+        assert "the runs differ in samples of reverse_qa_logprob_new (bake_rq): none, " in error
         assert run_verb([*words, *advised(error)]) == 0
         (digest,) = {*load_results(tmp_path)["samples"], ""} - {""}
         assert run_verb([*words[:-1], str(tmp_path / "g.svg"), "--only", f"samples={digest}"]) == 0

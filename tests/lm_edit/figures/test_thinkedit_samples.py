@@ -246,7 +246,7 @@ class TestSteps:
         assert run_verb(["figure", "thinkedit_steps", str(results), "-o", str(out), "--case", "0"]) == 0
         text = out.read_text(encoding="utf-8")
         assert text.startswith("**Chains from S to Tor, edited to New (case 0)**")
-        assert "efficacy (es_prob of knowgic_es) " in text and r"Protocol sampled. Active: R \> 0" in text
+        assert "efficacy (efficacy_prob of knowgic_es) " in text and r"Protocol sampled. Active: R \> 0" in text
 
     def test_the_numbers_are_those_of_the_task(self, results: Path) -> None:
         """Nothing is scored again: the table's sums are the columns in the result file."""

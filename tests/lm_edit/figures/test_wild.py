@@ -23,52 +23,52 @@ from drawn import bars, figure_of, lines, texts
 class TestGap:
     def rows(self, ending="em"):
         for editor, syn, wild in (("rome", 0.95, 0.4), ("unedited", 0.1, 0.05)):
-            yield row(editor, "qaedit_syn_reliability", "reliability_syn", syn)
-            yield row(editor, "qaedit_wild_reliability", f"reliability_wild_{ending}", wild)
+            yield row(editor, "qaedit_syn_reliability", "efficacy_match", syn)
+            yield row(editor, "qaedit_wild_reliability", f"efficacy_wild_{ending}", wild)
 
     def test_two_bars_and_the_unedited_model(self):
         chart = wild_gap.draw(frame(*self.rows()))
         assert bars(chart) == [(0, 0.95), (0, 0.4)]
         assert lines(chart)["unedited, WILD"][0] == [0.05, 0.05]
         # The choices are not silent.
-        assert "the files have no reliability_wild_judge" in chart.caption[-2]
+        assert "the files have no efficacy_wild_judge" in chart.caption[-2]
         assert "Over all cases; the published numbers" in chart.caption[-1]
 
     def test_the_judge_comes_first(self):
-        rows = [*self.rows("judge"), row("rome", "qaedit_wild_reliability", "reliability_wild_em", 0.3)]
+        rows = [*self.rows("judge"), row("rome", "qaedit_wild_reliability", "efficacy_wild_em", 0.3)]
         assert bars(wild_gap.draw(frame(*rows))) == [(0, 0.95), (0, 0.4)]
-        chosen = wild_gap.draw(frame(*rows), Options(metric="reliability_wild_em"))
+        chosen = wild_gap.draw(frame(*rows), Options(metric="efficacy_wild_em"))
         assert bars(chosen) == [(0, 0.95), (0, 0.3)]
 
     def test_both_columns_are_over_one_population(self):
         """The paper's is drawn where the files have it: cases that the unedited model answers wrongly."""
-        columns = {"reliability_syn_wrong_judge": 0.9, "reliability_wild_judge_wrong_judge": 0.2}
+        columns = {"efficacy_match@wrong_judge": 0.9, "efficacy_wild_judge@wrong_judge": 0.2}
         filtered = [
-            row("rome", f"qaedit_{metric.split('_')[1]}_reliability", metric, value)
-            for metric, value in columns.items()
+            row("rome", f"qaedit_{protocol}_reliability", metric, value)
+            for protocol, (metric, value) in zip(("syn", "wild"), columns.items(), strict=True)
         ]
         rows = [*self.rows("judge"), *filtered]
         chart = wild_gap.draw(frame(*rows))
         assert bars(chart) == [(0, 0.9), (0, 0.2)]
         assert chart.caption[-1] == "Over the cases that the unedited model answers wrongly."
         assert wild_table.draw(frame(*rows)).rows[0] == ["rome", "0.900", "0.200"]
-        assert bars(wild_gap.draw(frame(*rows), Options(metric="reliability_wild_judge"))) == [(0, 0.95), (0, 0.4)]
-        with pytest.raises(EditingError, match="no run has the column reliability_syn_wrong_judge"):
+        assert bars(wild_gap.draw(frame(*rows), Options(metric="efficacy_wild_judge"))) == [(0, 0.95), (0, 0.4)]
+        with pytest.raises(EditingError, match="no run has the column efficacy_match@wrong_judge"):
             wild_gap.draw(frame(*self.rows("judge"), filtered[1]))
 
     def test_one_protocol_is_not_enough(self):
-        with pytest.raises(EditingError, match="no run has the column reliability_syn"):
-            wild_gap.draw(frame(row("rome", "qaedit_wild_reliability", "reliability_wild_em", 0.3)))
+        with pytest.raises(EditingError, match="no run has the column efficacy_match"):
+            wild_gap.draw(frame(row("rome", "qaedit_wild_reliability", "efficacy_wild_em", 0.3)))
 
     def test_a_benchmark_with_one_protocol_is_named(self):
-        other = row("rome", "zsre_syn_reliability", "reliability_syn", 0.9, n=77.0)
+        other = row("rome", "zsre_syn_reliability", "efficacy_match", 0.9, n=77.0)
         chart = wild_gap.draw(frame(*self.rows(), other))
         assert "n = 30 cases." in chart.caption[0] and len(chart.panels) == 1
         assert chart.caption[-1] == "Not drawn, with one of the two columns only: ZsRE, tiny."
 
     def test_two_populations_are_not_mixed(self):
-        other = row("memit", "qaedit_syn_reliability", "reliability_syn", 0.9, population="wrong_em")
-        with pytest.raises(EditingError, match=r"differ in population of reliability_syn.*--only population=all"):
+        other = row("memit", "qaedit_syn_reliability", "efficacy_match", 0.9, population="wrong_em")
+        with pytest.raises(EditingError, match=r"differ in population of efficacy_match.*--only population=all"):
             wild_gap.draw(frame(*self.rows(), other))
 
 
@@ -77,7 +77,7 @@ class TestTable:
         for editor, pairs in values.items():
             for task, metric, value in zip(
                 ("qaedit_syn_reliability", "qaedit_wild_reliability"),
-                ("reliability_syn", "reliability_wild_em"),
+                ("efficacy_match", "efficacy_wild_em"),
                 pairs,
                 strict=True,
             ):
@@ -98,11 +98,11 @@ class TestTable:
             "mean over editors": ("0.700", "0.300"),
             "editors in the mean": (2, 2),
         }
-        assert "the files have no reliability_wild_judge" in table.notes[0]
+        assert "the files have no efficacy_wild_judge" in table.notes[0]
 
     def test_the_seeds_of_an_editor_count_as_one(self):
         """ft_m 0.6 (0.4 and 0.8) and rome 0.9; WILD 0.1 (0.2 and 0) and 0.4. Other settings are another editor."""
-        tasks = {"qaedit_syn_reliability": "reliability_syn", "qaedit_wild_reliability": "reliability_wild_em"}
+        tasks = {"qaedit_syn_reliability": "efficacy_match", "qaedit_wild_reliability": "efficacy_wild_em"}
         seeds = [
             row("ft_m", task, metric, pair[number], seed=float(seed), settings=settings)
             for seed, settings, pair in ((0, "a", (0.4, 0.2)), (1, "a", (0.8, 0.0)), (0, "b", (0.6, 0.7)))
@@ -126,7 +126,7 @@ class TestTable:
 class TestBatches:
     def stream(self, num_edits, size, value, **changes):
         changes = {"mode": "sequential", "num_edits": float(num_edits), "edit_batch_size": float(size), **changes}
-        return row("memit", "qaedit_wild_reliability", "reliability_wild_judge", value, **changes)
+        return row("memit", "qaedit_wild_reliability", "efficacy_wild_judge", value, **changes)
 
     def test_a_line_per_batch_size(self):
         rows = [self.stream(20, 1, 0.5), self.stream(10, 1, 0.75), self.stream(10, 5, 0.9), self.stream(20, 5, 0.8)]
@@ -135,7 +135,7 @@ class TestBatches:
 
     def test_the_unedited_value_is_of_the_same_model_and_scored_alike(self):
         rows = [self.stream(20, 1, 0.5), self.stream(10, 1, 0.75)]
-        task = ("unedited", "qaedit_wild_reliability", "reliability_wild_judge")
+        task = ("unedited", "qaedit_wild_reliability", "efficacy_wild_judge")
         other = row(*task, 0.3, model="large")
         assert "unedited" not in lines(wild_batches.draw(frame(*rows, other)))
         drawn = lines(wild_batches.draw(frame(*rows, other, row(*task, 0.1, limit=100.0))))
@@ -160,7 +160,7 @@ class TestBatches:
 
     def test_the_unedited_model_answers_under_the_same_options(self):
         rows = [self.stream(20, 1, 0.5), self.stream(10, 1, 0.75)]
-        task = ("unedited", "qaedit_wild_reliability", "reliability_wild_judge")
+        task = ("unedited", "qaedit_wild_reliability", "efficacy_wild_judge")
         thinking = row(*task, 0.97, answer_options="max_thought_tokens=2048", run="thinking")
         assert "unedited" not in lines(wild_batches.draw(frame(*rows, thinking)))
         assert lines(wild_batches.draw(frame(*rows, thinking, row(*task, 0.1))))["unedited"][1][0] == 0.1
@@ -208,9 +208,9 @@ class TestBatches:
 
 
 class TestRetention:
-    def draw(self, run, metric="reliability_wild_em"):
+    def draw(self, run, metric="efficacy_wild_em"):
         task = "qaedit_wild_reliability"
-        stream = row("memit", task, "reliability_wild_em", 0.5, mode="sequential", file="r.json")
+        stream = row("memit", task, "efficacy_wild_em", 0.5, mode="sequential", file="r.json")
         columns = ("run", "file", "task", "metric", "filter", "step", "edited_at", "value")
         place = (stream["run"] if run is None else run, "r.json", task, metric, "none")
         matrix = [(*place, 0, 0, 0.9), (*place, 1, 0, 0.4), (*place, 1, 1, math.nan)]
@@ -226,7 +226,7 @@ class TestRetention:
     def test_runs_without_it(self):
         with pytest.raises(EditingError, match="retention=true"):
             self.draw("another run")
-        with pytest.raises(EditingError, match="no run has reliability_wild_em@retention"):
+        with pytest.raises(EditingError, match="no run has efficacy_wild_em@retention"):
             self.draw(None, "another metric")
 
 
@@ -247,7 +247,7 @@ class TestGrid:
         assert texts(chart).count("unscored") == 2
 
     def test_missing_cells_are_named(self):
-        with pytest.raises(EditingError, match=r"reliability_tf_gold_match \(qaedit_grid_question_only_tf\)"):
+        with pytest.raises(EditingError, match=r"efficacy_match \(qaedit_grid_question_only_tf\)"):
             wild_grid.draw(frame(*list(self.rows())[1:]))
 
     def test_metric(self):

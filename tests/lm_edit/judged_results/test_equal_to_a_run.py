@@ -125,7 +125,7 @@ def test_a_judge_that_selects_the_cases_gives_way_to_another(server: JudgeServer
     assert sum(server.replies.values()) == paid
     assert_equal_runs(tmp_path / "judged", tmp_path / "with")
     columns, before = (contents(tmp_path / name)[0]["results"][RELIABILITY] for name in ("judged", "without"))
-    excluded = "reliability_wild_em_wrong_judge_excluded,none"
+    excluded = "efficacy_wild_em@wrong_judge_excluded,none"
     assert columns[excluded] == 1 and before[excluded] == 0
 
 

@@ -30,7 +30,7 @@ from lm_edit.results.merge import merge_results
 from lm_edit.results.provenance import JUDGED_LATER
 from lm_edit.results.selection import select_wrong
 
-METRIC = "reliability_wild_judge"
+METRIC = "efficacy_wild_judge"
 
 
 @pytest.fixture
@@ -149,10 +149,10 @@ def test_replies_that_did_not_come_are_requested_by_the_same_command(
         error = capsys.readouterr().err
         assert "the next run requests only the missing ones. No results of this run were written; " in error
         assert "those of the runs before it (1) were, and are not judged again." in error
-        assert judged_columns(tmp_path / "judged") == {"generalization_wild_judge"}
+        assert judged_columns(tmp_path / "judged") == {"paraphrase_wild_judge"}
         is_broken = False
         assert judge_later(results, server, tmp_path / "judged") == 0
-        assert judged_columns(tmp_path / "judged") == {"generalization_wild_judge", METRIC}
+        assert judged_columns(tmp_path / "judged") == {"paraphrase_wild_judge", METRIC}
 
 
 def test_an_interrupt_while_writing_leaves_no_file(
@@ -230,12 +230,12 @@ def test_tasks_that_have_verdicts_are_kept_beside_those_judged_now(
     out = tmp_path / "judged"
     (samples,) = results.rglob(f"samples_{RELIABILITY}_*.jsonl")
     assert judge_later(samples, server, out) == 0
-    assert judged_columns(out) == {"reliability_wild_judge"}
+    assert judged_columns(out) == {"efficacy_wild_judge"}
     paid = sum(server.requests.values())
     assert judge_later(results, server, out) == 0
     assert sum(server.requests.values()) > paid
     assert f"these tasks are left out; {out}" in caplog.text and f"this judge on {RELIABILITY}" in caplog.text
-    both = {"reliability_wild_judge", "generalization_wild_judge"}
+    both = {"efficacy_wild_judge", "paraphrase_wild_judge"}
     assert judged_columns(out) == both and len(files(out)) == 4
     together = tmp_path / "together"
     assert judge_later(results, server, together) == 0
@@ -384,7 +384,7 @@ def test_the_score_of_a_group_is_named_as_that_of_the_run(
 ) -> None:
     """No group of this project has one; lm-eval aggregates those of others."""
     (path,) = results.rglob("results_*.json")
-    group = {"name": "qaedit_wild", "alias": "qaedit_wild", "reliability_wild_em,none": 0.5}
+    group = {"name": "qaedit_wild", "alias": "qaedit_wild", "efficacy_wild_em,none": 0.5}
     change(path, lambda content: content.update(groups={"qaedit_wild": group}))
     assert judge_later(results, server, tmp_path / "judged") == 0
     assert "the score of group qaedit_wild is that of the run" in caplog.text

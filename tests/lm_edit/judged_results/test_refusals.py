@@ -121,7 +121,7 @@ def test_a_task_of_another_version(refused: Any, tmp_path: Path) -> None:
         (
             "other_metrics",
             {"from": "judge", "aggregation": "pooled_mean"},
-            "of its metrics, reliability_wild_judge was",
+            "of its metrics, efficacy_wild_judge was",
         ),
         ("filter_list", {"filter": [{"function": "natural_stop", "until": ["x"]}]}, "of its filters, none was"),
         ("settings", {"wild_context": "question_only"}, "of its settings, wild_context was"),
@@ -162,9 +162,9 @@ def test_samples_of_another_layout(field: str, refused: Any, tmp_path: Path) -> 
 def test_scores_that_the_answers_do_not_have_here(refused: Any, tmp_path: Path) -> None:
     """As after a change of the scoring without another version."""
     path = run_without_judge(tmp_path / "results")
-    rewrite_samples(path, lambda row: row.update(reliability_wild_contains=0.25))
+    rewrite_samples(path, lambda row: row.update(efficacy_wild_contains=0.25))
     error = refused(tmp_path / "results")
-    assert "reliability_wild_contains of document 0, filter none, was 0.25 in the run" in error
+    assert "efficacy_wild_contains of document 0, filter none, was 0.25 in the run" in error
 
 
 def test_scores_of_a_run_whose_judge_selects_the_cases(refused: Any, tmp_path: Path) -> None:
@@ -172,9 +172,9 @@ def test_scores_of_a_run_whose_judge_selects_the_cases(refused: Any, tmp_path: P
     with serve() as other:
         settings = {"population": "wrong_judge", "judge": judge_of(other, tmp_path / "other", served_as="other")}
         path = write_run(tmp_path / "results", results=run(RELIABILITY, scripted(), settings, bootstrap_iters=0))
-    rewrite_samples(path, lambda row: row["filter"] == "none" and row.update(reliability_wild_contains=0.25))
+    rewrite_samples(path, lambda row: row["filter"] == "none" and row.update(efficacy_wild_contains=0.25))
     error = refused(tmp_path / "results")
-    assert "reliability_wild_contains of document 0, filter none, was 0.25 in the run" in error
+    assert "efficacy_wild_contains of document 0, filter none, was 0.25 in the run" in error
 
 
 def test_tasks_of_a_folder_of_the_user(

@@ -23,7 +23,7 @@ from lm_edit.leaderboard.render_text import render_csv, render_markdown
 from lm_edit.leaderboard.table import OF_GROUP, build_board
 from lm_eval_tasks.folder import TASKS_DIR
 
-SCORES = {"bake_es/es_prob": [1.0, 0.0]}
+SCORES = {"bake_es/efficacy_prob": [1.0, 0.0]}
 
 
 def board(*parts: tuple[pd.DataFrame, pd.DataFrame]) -> Board:
@@ -37,14 +37,14 @@ def test_columns_shown_first_are_those_of_the_list():
         "knowgic_prob/ifr_prob": [0.5],
         "knowgic_prob/ckp_prob": [0.5],
         "knowgic_prob/known_prob": [0.5],
-        "qaedit_wild_reliability/reliability_wild_contains": [1.0],
-        "qaedit_wild_reliability/reliability_wild_em": [1.0],
-        "qaedit_wild_reliability/reliability_wild_judge": [1.0],
+        "qaedit_wild_reliability/efficacy_wild_contains": [1.0],
+        "qaedit_wild_reliability/efficacy_wild_em": [1.0],
+        "qaedit_wild_reliability/efficacy_wild_judge": [1.0],
         "own_task/second": [1.0],
         "own_task/third": [1.0],
     }
     shown = {column.key.metric for column in board(frames({"rome": values})).columns if column.is_default}
-    assert shown == {"ifr_prob", "ckp_prob", "reliability_wild_judge", "second"}
+    assert shown == {"ifr_prob", "ckp_prob", "efficacy_wild_judge", "second"}
 
 
 def test_the_list_names_columns_of_tasks():
@@ -56,7 +56,7 @@ def test_the_list_names_columns_of_tasks():
         if task in configs:
             declared = {entry["metric"] for entry in configs[task].cfg["metric_list"]}
             named = [name for column in columns for name in ([column] if isinstance(column, str) else column)]
-            assert {name.removesuffix("_wrong_judge") for name in named} <= declared | {
+            assert {name.removesuffix("@wrong_judge") for name in named} <= declared | {
                 name.replace("_em", "_judge") for name in declared
             }, task
 

@@ -24,7 +24,7 @@ HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)> \
 
 @pytest.fixture(scope="module")
 def made_up() -> tuple[Any, list[Any]]:
-    results, cases = frames({editor: {"bake_es/es_prob": [1.0, 0.0] * 4} for editor in ("rome", "memit")})
+    results, cases = frames({editor: {"bake_es/efficacy_prob": [1.0, 0.0] * 4} for editor in ("rome", "memit")})
     documents = [document(row, n, HOSTILE) for row in results.to_dict("records") for n in range(8)]
     return build_board(results, cases, resamples=99), documents
 

@@ -28,7 +28,7 @@ from lm_edit.results import CaseDocument, Question, SavedResponse
 
 pytestmark = needs_chromium
 
-ES = "bake_es/es_prob"
+ES = "bake_es/efficacy_prob"
 LONG = "an_editor_of_one_name_and (settings {})"
 Frames = tuple[pd.DataFrame, pd.DataFrame]
 
@@ -74,7 +74,7 @@ def focused(page: Any) -> str:
 
 def test_a_control_that_redraws_keeps_the_focus(visit):
     page = visit(*two_regimes())
-    page.locator("#tables thead").nth(1).locator("button", has_text="es_prob").focus()
+    page.locator("#tables thead").nth(1).locator("button", has_text="efficacy_prob").focus()
     for order in ("descending", "ascending", "none"):
         page.keyboard.press("Enter")
         table = page.locator("#tables table").nth(1)
@@ -128,7 +128,7 @@ def test_the_bold_answer_is_the_one_that_the_score_prefers(visit, kind, tokens, 
 def test_a_seed_has_its_own_number_beside_the_mean(visit):
     """Seeds with 4 of 4 and 1 of 4: the mean is 0.625; one task was evaluated with the second seed alone."""
     first = frames({"rome": {ES: [1.0] * 4}})
-    second = frames({"rome": {ES: [0.0, 0.0, 0.0, 1.0], "bake_gs/gs_prob": [1.0, 0.0]}}, seed=1)
+    second = frames({"rome": {ES: [0.0, 0.0, 0.0, 1.0], "bake_gs/paraphrase_prob": [1.0, 0.0]}}, seed=1)
     page = visit(first, second, documents=documents_of(first, second, number=2))
     page.locator("#tables button.cell").first.click()
     for index, own in ((0, "1.000"), (1, "0.250")):

@@ -26,7 +26,7 @@ def columns(data: str, *names: str) -> list[Column]:
 
 
 def test_rows_are_shown_for_columns_on_the_published_data():
-    names = ("bake_es/es_prob", "bake_es/em_prob")
+    names = ("bake_es/efficacy_prob", "bake_es/efficacy_magnitude")
     assert published_rows(columns("mini", *names)) == []
     assert published_rows(columns("hub", *names), "none") == []
     assert published_rows(columns("mini", *names), "all") == published_rows(columns("hub", *names))
@@ -36,13 +36,16 @@ def test_rows_are_shown_for_columns_on_the_published_data():
         if (row.source, row.model, row.editor) == ("BIRD table 3", "GPT-2 XL (1.5B)", "ROME")
     ]
     # Printed: ES 98.74, EM 78.21.
-    assert {metric: value.value for (_, metric), value in rome.values.items()} == {"es_prob": 0.9874, "em_prob": 0.7821}
+    assert {metric: value.value for (_, metric), value in rome.values.items()} == {
+        "efficacy_prob": 0.9874,
+        "efficacy_magnitude": 0.7821,
+    }
     assert rome.regime == "single edits"
 
 
 def test_printed_values_are_beside_columns_of_their_own_set():
     """WILD's table 9 is about 1,000 of the 19,249 rows that its table 3 chooses from."""
-    name = "qaedit_wild_reliability/reliability_wild_judge"
+    name = "qaedit_wild_reliability/efficacy_wild_judge"
     for data, tables in (("hub:inter_1k", {"WILD table 9"}), ("hub", set()), ("hub:v1", set())):
         assert {row.source for row in published_rows(columns(data, name))} == tables
     name = "counterfact_evk_es/evk_es"
@@ -70,8 +73,8 @@ def test_every_table_has_a_name_for_readers():
 
 
 def test_stages_of_streams_have_no_printed_rows():
-    (column,) = columns("hub", "bake_es/es_prob")
-    assert published_rows([column._replace(key=ColumnKey("bake_es", "es_prob", "immediate", "none"))]) == []
+    (column,) = columns("hub", "bake_es/efficacy_prob")
+    assert published_rows([column._replace(key=ColumnKey("bake_es", "efficacy_prob", "immediate", "none"))]) == []
 
 
 def test_every_value_belongs_to_a_task():

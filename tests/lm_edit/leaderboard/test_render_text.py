@@ -17,9 +17,9 @@ from lm_edit.leaderboard.render_text import render_csv, render_latex, render_mar
 from lm_edit.leaderboard.table import build_board
 
 SCORES = {
-    "unedited": {"bake_es/es_prob": [0.0] * 8},
-    "rome": {"bake_es/es_prob": [1.0] * 7 + [None]},
-    "=cmd|x_<b>": {"bake_es/es_prob": [1.0, 0.0] * 4},
+    "unedited": {"bake_es/efficacy_prob": [0.0] * 8},
+    "rome": {"bake_es/efficacy_prob": [1.0] * 7 + [None]},
+    "=cmd|x_<b>": {"bake_es/efficacy_prob": [1.0, 0.0] * 4},
 }
 
 
@@ -44,7 +44,7 @@ def test_markdown(board):
 
 def test_a_note_names_editors_of_very_different_coverage(board):
     """Rome has 7 of 8 cases, the other editor all: 12 points apart."""
-    note = "Coverage differs: bake_es es_prob (rome 88%, =cmd"
+    note = "Coverage differs: bake_es efficacy_prob (rome 88%, =cmd"
     assert line(render_markdown(board, board.default_columns, []), note)
     assert line(render_latex(board, board.default_columns, []), f"% {note}")
 
@@ -62,7 +62,7 @@ def test_csv_has_every_number_and_no_formula(board):
 def test_latex_escapes_and_marks(board):
     text = render_latex(board, board.default_columns, [])
     assert r"rome & \textbf{1.000}$^{\dagger}$ {\scriptsize [0.646, 1.000]} \\" in text
-    assert r"=cmd|x\_<b> & 0.500" in text and r"bake\_es es\_prob" in text
+    assert r"=cmd|x\_<b> & 0.500" in text and r"bake\_es efficacy\_prob" in text
 
 
 def test_published_rows_are_marked_with_their_source(board):
@@ -78,10 +78,13 @@ def test_published_rows_are_marked_with_their_source(board):
 def test_a_table_has_the_columns_that_its_editors_were_evaluated_on():
     """The unedited model has both columns, the editor one: the other would be empty."""
     results, cases = frames(
-        {"unedited": {"bake_es/es_prob": [0.0], "bake_rq/rqs_prob": [0.0]}, "rome": {"bake_es/es_prob": [1.0]}}
+        {
+            "unedited": {"bake_es/efficacy_prob": [0.0], "bake_rq/reverse_qa_prob": [0.0]},
+            "rome": {"bake_es/efficacy_prob": [1.0]},
+        }
     )
     board = build_board(results, cases, resamples=99)
     (section,) = board.sections
-    assert [column.key.metric for column in section.evaluated(board.columns)] == ["es_prob"]
+    assert [column.key.metric for column in section.evaluated(board.columns)] == ["efficacy_prob"]
     for text in (render_markdown(board, board.columns, ()), render_latex(board, board.columns, ())):
-        assert text.count("rqs_prob") <= 1  # in the notes only
+        assert text.count("reverse_qa_prob") <= 1  # in the notes only

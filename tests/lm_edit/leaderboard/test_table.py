@@ -20,7 +20,7 @@ from lm_edit.leaderboard.columns import ColumnKey
 from lm_edit.leaderboard.significance import bootstrap_interval
 from lm_edit.leaderboard.table import ALL_EQUAL, INFINITE, NO_SAMPLES, NOT_FROM_CASES, SHARE_OF_EQUAL, build_board
 
-ES = ColumnKey("bake_es", "es_prob", "", "none")
+ES = ColumnKey("bake_es", "efficacy_prob", "", "none")
 
 
 def board(*parts: tuple[pd.DataFrame, pd.DataFrame]) -> Board:
@@ -38,7 +38,7 @@ def one_seed(values: list[list[float]]) -> np.ndarray:
 
 
 def es(**scores: list[float | None]) -> dict[str, dict[str, list[float | None]]]:
-    return {editor: {"bake_es/es_prob": values} for editor, values in scores.items()}
+    return {editor: {"bake_es/efficacy_prob": values} for editor, values in scores.items()}
 
 
 def test_saved_edits_stock_models_and_groups_do_not_compete_with_single_edits():
@@ -182,13 +182,13 @@ def test_edit_scores_have_intervals_and_tests_of_their_own():
     unedited = [[[float(i % 4 == 0)], [1.0]] for i in range(8)]
     results, cases = [], []
     for editor, components, value in (("unedited", unedited, 0.4), ("rome", edited, 2 / 3)):
-        row = run_row(editor, "bake_s", "s_prob", [0.0] * 8)
+        row = run_row(editor, "bake_s", "edit_score_reverse_prob", [0.0] * 8)
         # Means enter as percentages with two decimals, which are exact here.
         results.append({**row, "value": value, "is_rate": False})
         rows = case_rows(row, [None] * 8)
         cases += [{**case, "components": part, "reason": ""} for case, part in zip(rows, components, strict=True)]
     cell = rows_of(board((pd.DataFrame(results), pd.DataFrame(cases))))["rome"].cells[
-        ColumnKey("bake_s", "s_prob", "", "none")
+        ColumnKey("bake_s", "edit_score_reverse_prob", "", "none")
     ]
     assert cell.interval is not None and cell.interval.low < 2 / 3 < cell.interval.high
     assert cell.versus_unedited is not None
@@ -287,7 +287,7 @@ def test_infinite_scores_have_no_interval_and_no_test():
 
 
 def test_a_column_that_one_seed_has_names_the_seed():
-    first, second = frames(es(rome=[1, 0])), frames({"rome": {"bake_gs/gs_prob": [1, 0]}}, seed=1)
+    first, second = frames(es(rome=[1, 0])), frames({"rome": {"bake_gs/paraphrase_prob": [1, 0]}}, seed=1)
     cells = rows_of(board(first, second))["rome"].cells
     assert [cell.by_seed for cell in cells.values()] == [{"0": 0.5}, {"1": 0.5}]
 
@@ -315,7 +315,7 @@ def test_editors_of_very_different_coverage_are_named():
     few: list[float | None] = [1, 1, *[None] * 8]
     section = board(frames(es(rome=few, memit=[0, 1] * 5))).sections[0]
     assert section.coverage_note.startswith(
-        "Coverage differs: bake_es es_prob (rome 20%, memit 100%). Values and ranks"
+        "Coverage differs: bake_es efficacy_prob (rome 20%, memit 100%). Values and ranks"
     )
     near: list[float | None] = [None, *[1] * 9]
     assert board(frames(es(ft=near, memit=[0, 1] * 5))).sections[0].coverage_note == ""
@@ -354,7 +354,10 @@ def test_models_are_compared_with_their_own_unedited_model():
 
 
 def test_commands_for_several_benchmarks_are_one_row():
-    first, second = frames({"rome": {"bake_es/es_prob": [1, 0]}}), frames({"rome": {"zsre_x/acc": [1, 1]}}, data="hub")
+    first, second = (
+        frames({"rome": {"bake_es/efficacy_prob": [1, 0]}}),
+        frames({"rome": {"zsre_x/acc": [1, 1]}}, data="hub"),
+    )
     (row,) = board(first, second).sections[0].rows
     assert sorted(key.task for key in row.cells) == ["bake_es", "zsre_x"] and len(row.run_ids) == 2
 

@@ -40,13 +40,13 @@ def test_good_files_have_no_problem(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("es_prob", math.nan, "value is nan"),
-        ("es_prob", math.inf, "value is inf"),
-        ("es_prob", 1.5, "1.5 is no share"),
-        ("es_prob", 0.123, "the result is 0.123, but the mean of the samples is"),
-        ("es_prob_n", 5, "5 cases are counted, but 4 were asked"),
-        ("es_prob_failed", 1, "5 cases are counted"),
-        ("es_prob", None, "4 scored cases, but no value"),
+        ("efficacy_prob", math.nan, "value is nan"),
+        ("efficacy_prob", math.inf, "value is inf"),
+        ("efficacy_prob", 1.5, "1.5 is no share"),
+        ("efficacy_prob", 0.123, "the result is 0.123, but the mean of the samples is"),
+        ("efficacy_prob_n", 5, "5 cases are counted, but 4 were asked"),
+        ("efficacy_prob_failed", 1, "5 cases are counted"),
+        ("efficacy_prob", None, "4 scored cases, but no value"),
     ],
 )
 def test_wrong_numbers_are_found(path: Path, name: str, value: Any, words: str) -> None:
@@ -85,7 +85,7 @@ def test_changed_scores_in_samples_are_found(path: Path) -> None:
 
     def flip(lines: list[str]) -> list[str]:
         row = json.loads(lines[0])
-        return [json.dumps(row | {"es_prob": 1 - row["es_prob"]}), *lines[1:]]
+        return [json.dumps(row | {"efficacy_prob": 1 - row["efficacy_prob"]}), *lines[1:]]
 
     edited_lines(path, flip)
     assert any("but the mean of the samples is" in text for text in problems(path))
@@ -209,7 +209,7 @@ def test_the_mean_of_a_group_is_dropped_where_a_member_has_a_newer_result(
     assert set(load_results(tmp_path)["task"]) == {"all", "part", "alone", "bake_es", "mmlu"}
     new = write_run(tmp_path / "runs/new", start=1.1e9, date="2026-11-22T10-00-00.000001")
     assert "all" in set(load_results(tmp_path)["task"]), "the same numbers again"
-    change(new, lambda content: content["results"]["bake_es"].update({"es_prob,none": 0.75}))
+    change(new, lambda content: content["results"]["bake_es"].update({"efficacy_prob,none": 0.75}))
     caplog.clear()
     assert set(load_results(tmp_path)["task"]) == {"alone", "bake_es", "mmlu"}
     warned = [record.getMessage() for record in caplog.records]

@@ -71,17 +71,17 @@ def test_inspect_reads_its_logs(folder: Path, tmp_path: Path) -> None:
     logs = {log.eval.task: log for log in (inspect_log.read_eval_log(str(path)) for path in exported.files)}
     assert len(inspect_log.list_eval_logs(str(tmp_path / "out"))) == len(logs) == 2
     log = logs["bake_es"]
-    row = next(row for row in load_results(folder).to_dict("records") if row["metric"] == "es_prob")
-    (score,) = [score for score in log.results.scores if score.name == "es_prob,none"]
+    row = next(row for row in load_results(folder).to_dict("records") if row["metric"] == "efficacy_prob")
+    (score,) = [score for score in log.results.scores if score.name == "efficacy_prob,none"]
     assert score.metrics["value"].value == row["value"]
     assert (score.metadata["n"], score.metadata["failed"], score.metadata["or_0"]) == (2, 2, row["or_0"])
     assert (log.status, len(log.samples), log.eval.metadata["editor"]) == ("success", 4, "r_rome")
     cases = load_cases(folder)
-    for sample, (_, case) in zip(log.samples, cases[cases["metric"] == "es_prob"].iterrows(), strict=True):
+    for sample, (_, case) in zip(log.samples, cases[cases["metric"] == "efficacy_prob"].iterrows(), strict=True):
         if math.isnan(case["value"]):
-            assert "es_prob,none" not in sample.scores and sample.metadata["unscored"]["es_prob,none"]
+            assert "efficacy_prob,none" not in sample.scores and sample.metadata["unscored"]["efficacy_prob,none"]
         else:
-            assert sample.scores["es_prob,none"].value == case["value"]
+            assert sample.scores["efficacy_prob,none"].value == case["value"]
     assert log.samples[0].messages[1].content.startswith("(no answer: ")
     assert log.samples[2].messages[1].content.startswith("log P('")
     generated = logs["qaedit_wild_reliability"].samples[0]
@@ -119,8 +119,8 @@ def test_every_eval_ever_records(folder: Path, tmp_path: Path) -> None:
     record = record_of(exported, "bake")
     assert record["model_info"]["id"].startswith("org/r_rome__single__"), "not filed as the base model"
     assert record["model_info"]["additional_details"]["base_model"] == "org/tiny"
-    result = next(one for one in record["evaluation_results"] if one["metric_config"]["metric_name"] == "es_prob")
-    row = next(row for row in load_results(folder).to_dict("records") if row["metric"] == "es_prob")
+    result = next(one for one in record["evaluation_results"] if one["metric_config"]["metric_name"] == "efficacy_prob")
+    row = next(row for row in load_results(folder).to_dict("records") if row["metric"] == "efficacy_prob")
     assert result["score_details"]["score"] == row["value"]
     assert result["score_details"]["uncertainty"]["num_samples"] == 2
     assert result["metric_config"]["additional_details"]["failed"] == "2.0"
@@ -177,7 +177,7 @@ def test_every_eval_ever_instances(folder: Path, tmp_path: Path) -> None:
     assert {one["evaluation_id"] for one in instances} == {record["evaluation_id"]}
     assert {one["model_id"] for one in instances} == {record["model_info"]["id"]}
     results = {one["evaluation_result_id"]: one for one in record["evaluation_results"]}
-    of_es = [one for one in instances if one["metadata"]["metric"] == "es_prob"]
+    of_es = [one for one in instances if one["metadata"]["metric"] == "efficacy_prob"]
     score = results[of_es[0]["evaluation_result_id"]]["score_details"]["score"]
     assert len(of_es) == 2 and sum(one["evaluation"]["score"] for one in of_es) / 2 == score
     assert all(one["evaluation"]["is_correct"] is (one["evaluation"]["score"] == 1) for one in instances)
@@ -228,7 +228,7 @@ def test_hugging_face_keeps_runs_of_one_name_and_filters_of_one_metric_apart(tmp
 
     def with_second_filter(content: dict[str, Any]) -> None:
         to_hub(content)
-        content["results"]["bake_es"] |= {"es_prob,strict": 0.25, "es_prob_n,strict": 4}
+        content["results"]["bake_es"] |= {"efficacy_prob,strict": 0.25, "efficacy_prob_n,strict": 4}
         content["config"]["limit"] = 4
 
     for path in paths:
@@ -239,7 +239,7 @@ def test_hugging_face_keeps_runs_of_one_name_and_filters_of_one_metric_apart(tmp
     for file in files:
         entries = yaml.safe_load(file.read_text(encoding="utf-8"))
         tasks = [entry["dataset"]["task_id"] for entry in entries]
-        assert {"bake_es/es_prob,none", "bake_es/es_prob,strict", "bake_es/es_argmax"} <= set(tasks)
+        assert {"bake_es/efficacy_prob,none", "bake_es/efficacy_prob,strict", "bake_es/efficacy_argmax"} <= set(tasks)
         assert len(set(tasks)) == len(tasks) and all("limit 4" in entry["notes"] for entry in entries)
 
 
@@ -289,7 +289,7 @@ def test_two_protocols_of_one_run_are_two_results_with_their_own_cases(tmp_path:
     for line in path.read_text(encoding="utf-8").splitlines():
         case = json.loads(line)
         cases.setdefault(case["evaluation_result_id"], []).append(case["evaluation"]["score"])
-    of_em = {name: scores for name, scores in cases.items() if "/reliability_wild_em/" in name}
+    of_em = {name: scores for name, scores in cases.items() if "/efficacy_wild_em/" in name}
     assert sorted(map(len, of_em.values())) == [4, 4]
     for name, scores in of_em.items():
         assert sum(scores) / 4 == results_by_id[name]["score_details"]["score"]
@@ -324,15 +324,17 @@ def test_hugging_face_has_one_value_per_task(differing: str, tmp_path: Path) -> 
         (file,) = export_results("hf", path, tmp_path / f"out{number}", OPTIONS).files
         entries = yaml.safe_load(file.read_text(encoding="utf-8"))
         tasks = [entry["dataset"]["task_id"] for entry in entries]
-        assert len(set(tasks)) == len(tasks) and "qaedit_wild_reliability/reliability_wild_judge" in tasks
+        assert len(set(tasks)) == len(tasks) and "qaedit_wild_reliability/efficacy_wild_judge" in tasks
 
 
 def test_a_difference_of_shares_may_be_negative(tmp_path: Path) -> None:
     results = scripted_results("bake_es")
-    results["results"]["bake_es"] |= {"es_prob@unedited,none": 0.75, "es_prob@difference,none": -0.25}
+    results["results"]["bake_es"] |= {"efficacy_prob@unedited,none": 0.75, "efficacy_prob@difference,none": -0.25}
     write_run(tmp_path / "runs", results=results)
     exported = export_results("every-eval-ever", tmp_path / "runs", tmp_path / "out", OPTIONS)
     record = json.loads(next(path for path in exported.files if path.suffix == ".json").read_text(encoding="utf-8"))
     configs = {one["metric_config"]["metric_name"]: one["metric_config"] for one in record["evaluation_results"]}
-    limits = {name: (one["min_score"], one["max_score"]) for name, one in configs.items() if name.startswith("es_prob")}
-    assert limits == {"es_prob": (0, 1), "es_prob@unedited": (0, 1), "es_prob@difference": (-1, 1)}
+    limits = {
+        name: (one["min_score"], one["max_score"]) for name, one in configs.items() if name.startswith("efficacy_prob")
+    }
+    assert limits == {"efficacy_prob": (0, 1), "efficacy_prob@unedited": (0, 1), "efficacy_prob@difference": (-1, 1)}

@@ -43,7 +43,7 @@ def test_submitted_files_pass_the_check_and_hold_the_same_results(run_file: Path
     submitted, own = (load_cases(place).drop(columns="file") for place in (root, run_file))
     assert submitted.equals(own) and len(own)
     text = message.read_text(encoding="utf-8")
-    assert "| bake_es | es_prob |" in text
+    assert "| bake_es | efficacy_prob |" in text
 
 
 def test_stock_models_keep_their_identity_without_their_folders(tmp_path: Path) -> None:

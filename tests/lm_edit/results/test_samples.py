@@ -51,8 +51,8 @@ def test_cases_outside_a_stream_have_an_answer_where_the_run_scored_them(tmp_pat
     verdicts = judge_answers(StringJudge("em"), answers).verdicts
     rows = {row[1:3]: row[4:6] for row in map(tuple, table_rows(answers, {"em": verdicts}, {}))}
     found = metrics_of(results, WILD_TASK)
-    assert (found["reliability_wild_em"], found["reliability_wild_em_n"]) == (0.5, 4)
-    assert (found["reliability_wild_em_wrong_em"], found["reliability_wild_em_wrong_em_n"]) == (pytest.approx(1 / 3), 3)
+    assert (found["efficacy_wild_em"], found["efficacy_wild_em_n"]) == (0.5, 4)
+    assert (found["efficacy_wild_em@wrong_em"], found["efficacy_wild_em@wrong_em_n"]) == (pytest.approx(1 / 3), 3)
     assert rows[WILD_TASK, "all"] == ("0.500", "4/4") and rows[WILD_TASK, "initially wrong"] == ("0.333", "3/3")
 
 
@@ -70,7 +70,7 @@ def test_answers_of_the_gold_length_are_not_cut(tmp_path: Path) -> None:
     """The run does not stop them at a period either, and of a model class without such answers it scores none."""
     task = "qaedit_grid_qa_inst_ar_gold"
     results = run(task, StreamLM({"1": "1"}), {"mode": "sequential"})
-    assert metrics_of(results, task)["reliability_ar_gold_em"] == 1.0
+    assert metrics_of(results, task)["efficacy_qa_ar_em"] == 1.0
     answers = read_saved_answers([save_samples(results, tmp_path / "edited", task)])
     assert [answer.item for answer in answers if answer.failure is None and not answer.is_helper] == [
         Item("In which city was the painter Jo Marsh born?", "St. Brannock", "St. Brannock")
@@ -98,8 +98,8 @@ def test_unfinished_thoughts_are_no_wrong_answers(tmp_path: Path) -> None:
     assert unfinished == [(0, False), (2, True)] and [verdict.label for verdict in verdicts["em"]].count(None) == 2
     found = metrics_of(results, WILD_TASK)
     rows = {row[2]: row[4:6] for row in table_rows(answers, verdicts, {})}
-    assert rows["all"] == [f"{found['reliability_wild_em']:.3f}", "3/4"] and found["reliability_wild_em_n"] == 3
-    in_run = found["reliability_wild_em_wrong_em"], found["reliability_wild_em_wrong_em_n"]
+    assert rows["all"] == [f"{found['efficacy_wild_em']:.3f}", "3/4"] and found["efficacy_wild_em_n"] == 3
+    in_run = found["efficacy_wild_em@wrong_em"], found["efficacy_wild_em@wrong_em_n"]
     assert rows["initially wrong"] == [f"{in_run[0]:.3f}", f"{in_run[1]}/2"]
 
 

@@ -65,7 +65,7 @@ def test_the_rows_that_every_model_answers_wrongly_are_written(
     assert [{key: value for key, value in one.items() if key != "provenance"} for one in made] == ROWS[1:3]
     origin = made[0]["provenance"]["selection"]
     assert [entry["model"] for entry in origin["models"]] == ["org/a", "org/b", "org/c"]
-    assert (origin["metric"], origin["judge"]) == ("reliability_wild_em", "")
+    assert (origin["metric"], origin["judge"]) == ("efficacy_wild_em", "")
     loaded = QAEDIT.load({"data": str(tmp_path / "wrong.json")})
     assert len(loaded.records) == 2 and "unknown_fields" not in loaded.source
 
@@ -99,7 +99,7 @@ def test_a_judge_decides_if_it_is_wanted(tmp_path: Path, capsys: pytest.CaptureF
 def test_without_a_judge_there_is_nothing_to_select_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model(tmp_path, "a")
     assert select(tmp_path, "--by", "judge", runs=("a",)) == 2
-    assert "no column reliability_wild_judge. Run it with a judge" in capsys.readouterr().err
+    assert "no column efficacy_wild_judge. Run it with a judge" in capsys.readouterr().err
 
 
 def test_records_that_were_not_asked_are_an_error_and_never_wrong(

@@ -48,13 +48,13 @@ def test_columns_are_those_of_the_schema_and_of_the_document(tmp_path: Path) -> 
 
 
 def test_companions_are_attributes_and_failures_stay_out_of_the_mean(tmp_path: Path) -> None:
-    # es_prob of the four cases is 1, 0, 1, 0; the edits of the first two fail: (1 + 0) / 2, and (0 + 0 + 1 + 0) / 4.
+    # The four cases are 1, 0, 1, 0; the edits of the first two fail: (1 + 0) / 2, and (0 + 0 + 1 + 0) / 4.
     results = scripted_results("bake_es", errors=(("0", "no edit"), ("1", "no edit")))
     frame = load_results(write_run(tmp_path, results=results))
     companions = ("_n", "_failed", "_zeroed", "_excluded", "_stderr", "_or_0")
     assert not any(name.endswith(companions) for name in frame["metric"])
-    row = row_of(frame, metric="es_prob", filter="none")
-    cases = rows_of(load_cases(tmp_path), metric="es_prob", filter="none")
+    row = row_of(frame, metric="efficacy_prob", filter="none")
+    cases = rows_of(load_cases(tmp_path), metric="efficacy_prob", filter="none")
     assert (row["n"], row["failed"], row["unscored"], row["coverage"]) == (2, 2, 2, 2 / (2 + 2))
     assert row["zeroed"] == 2
     assert (row["value"], row["or_0"]) == (0.5, 0.25) and row["stderr"] == 0.5  # sqrt(2 * 0.5^2 / 1 / 2)
@@ -71,7 +71,7 @@ def test_companions_are_attributes_and_failures_stay_out_of_the_mean(tmp_path: P
 def test_a_metric_without_a_scored_case_is_missing_and_not_zero(tmp_path: Path) -> None:
     errors = tuple((str(number), "no edit") for number in range(4))
     row = row_of(
-        load_results(write_run(tmp_path, results=scripted_results("bake_es", errors=errors))), metric="es_prob"
+        load_results(write_run(tmp_path, results=scripted_results("bake_es", errors=errors))), metric="efficacy_prob"
     )
     assert math.isnan(row["value"]) and row["n"] == 0 and row["failed"] == 4 and row["coverage"] == 0
     assert row["or_0"] == 0
@@ -107,7 +107,7 @@ def test_facts_of_the_run(tmp_path: Path) -> None:
     assert (row["benchmark"], row["data"], row["population"], row["judge"]) == ("bake", "bake_qa.jsonl", "all", "")
     assert row["run_name"] == f"r_rome__sequential-100by10__{row['settings']}__bake_qa.jsonl__org-tiny"
     assert row["date"] == "2026-09-21T14:13:20+00:00"  # 1 790 000 000 s after 1970
-    assert row_of(load_results(tmp_path), metric="es_prob")["role"] == "efficacy"
+    assert row_of(load_results(tmp_path), metric="efficacy_prob")["role"] == "efficacy"
 
 
 @pytest.mark.parametrize(
@@ -250,13 +250,13 @@ def test_results_that_are_not_comparable_stay_apart(tmp_path: Path, key: str) ->
 def test_judged_columns_name_their_judge_and_keep_their_facts(tmp_path: Path) -> None:
     results = scripted_results("qaedit_wild_reliability")
     config = results["configs"]["qaedit_wild_reliability"]
-    judged = {"metric": "reliability_wild_judge", "aggregation": "mean_scored", "higher_is_better": True, "role": "x"}
+    judged = {"metric": "efficacy_wild_judge", "aggregation": "mean_scored", "higher_is_better": True, "role": "x"}
     config["other_metrics"] = [judged]
     config["filter_list"].append({"name": "judge", "filter": [{"function": "model_judge"}]})
     config["metadata"]["judge"] = {"model": "m", "prompt": "p", "prompt_hash": "abc"}
     results["results"]["qaedit_wild_reliability"] |= {
-        "reliability_wild_judge,judge": 0.5,
-        "reliability_wild_judge_n,judge": 2,
+        "efficacy_wild_judge,judge": 0.5,
+        "efficacy_wild_judge_n,judge": 2,
     }
     frame = load_results(write_run(tmp_path, results=results))
     row = row_of(frame, filter="judge")
@@ -266,7 +266,7 @@ def test_judged_columns_name_their_judge_and_keep_their_facts(tmp_path: Path) ->
 
 
 def test_protocols_differ_by_what_a_task_asks(tmp_path: Path) -> None:
-    first = row_of(load_results(write_run(tmp_path / "a", "qaedit_wild_reliability")), metric="reliability_wild_em")
+    first = row_of(load_results(write_run(tmp_path / "a", "qaedit_wild_reliability")), metric="efficacy_wild_em")
     assert first["protocol"].startswith("generation(do_sample=False, max_gen_toks=50, until=")
     assert "wild_context=qa_inst" in first["protocol"]
     assert load_results(write_run(tmp_path / "b", "bake_s"))["protocol"].iloc[0].startswith("likelihood; judge_")
@@ -286,14 +286,14 @@ def test_stages_unedited_columns_matrices_and_breakdowns(tmp_path: Path) -> None
     row = results["results"]["bake_es"]
     matrix = {"num_steps": 2, "diagonal_mean": 1.0, "last_row_mean": 0.5, "first_column": [1.0, 0.0]}
     row |= {
-        "es_prob@10,none": 0.25,
-        "es_prob@10_n,none": 4,
-        "es_prob@10_failed,none": 1,
-        "es_prob@retention,none": json.dumps(matrix | {"matrix": [[1.0], [0.0, 1.0]]}),
-        "es_prob_by_origin,none": '{"zsre": {"value": 0.5, "n": 2}, "=x": {"value": null, "n": 0}}',
+        "efficacy_prob@10,none": 0.25,
+        "efficacy_prob@10_n,none": 4,
+        "efficacy_prob@10_failed,none": 1,
+        "efficacy_prob@retention,none": json.dumps(matrix | {"matrix": [[1.0], [0.0, 1.0]]}),
+        "efficacy_prob_by_origin,none": '{"zsre": {"value": 0.5, "n": 2}, "=x": {"value": null, "n": 0}}',
     }
     path = write_run(tmp_path, results=results)
-    stage = row_of(load_results(path), metric="es_prob", stage="10")
+    stage = row_of(load_results(path), metric="efficacy_prob", stage="10")
     assert (stage["value"], stage["n"], stage["failed"], stage["coverage"]) == (0.25, 4, 1, 4 / 5)
     assert not {"retention"} & set(load_results(path)["stage"])
     cells = load_retention(path)[["step", "edited_at", "value"]].values.tolist()
@@ -302,9 +302,9 @@ def test_stages_unedited_columns_matrices_and_breakdowns(tmp_path: Path) -> None
     assert groups[["field", "group", "n"]].values.tolist() == [["origin", "zsre", 2.0], ["origin", "=x", 0.0]]
     assert groups["value"].iloc[0] == 0.5 and math.isnan(groups["value"].iloc[1])
     of_result = ["run", "file", "task", "task_version", "data_hash", "population", "judge", "protocol", "filter"]
-    final = row_of(load_results(path), metric="es_prob", stage="")
+    final = row_of(load_results(path), metric="efficacy_prob", stage="")
     for table in (load_retention(path), groups):
-        assert set(table["metric"]) == {"es_prob"}
+        assert set(table["metric"]) == {"efficacy_prob"}
         assert (table[of_result] == final[of_result]).all(axis=None)
 
 
@@ -314,7 +314,7 @@ def test_chosen_samples_are_named_by_a_digest_of_each_task(tmp_path: Path) -> No
 
         def choose(content: dict[str, Any]) -> None:
             content["config"]["samples"] = samples
-            content["results"]["whole"] = {"alias": "whole", "es_prob,none": 0.5}
+            content["results"]["whole"] = {"alias": "whole", "efficacy_prob,none": 0.5}
             content["group_subtasks"] = {"whole": ["part"], "part": ["bake_es", "bake_gs"]}
 
         change(path, choose)
@@ -368,7 +368,7 @@ def test_documents_have_answers_before_and_after(tmp_path: Path) -> None:
     question = first.questions[0]
     assert question.kind == "neighborhood" and question.target and question.unedited is not None
     assert question.answers[""].logprob is not None and question.unedited.logprob is not None
-    assert first.edits[0]["target_new"] and f"{'ls_prob'},none" in first.metrics
+    assert first.edits[0]["target_new"] and f"{'neighborhood_prob'},none" in first.metrics
     write_run(tmp_path / "gen", "qaedit_wild_reliability", date="2026-11-21T10-00-00.000002")
     generated = next(load_documents(tmp_path / "gen")).questions
     assert generated[0].answers[""].text == " Port Elna" and generated[0].answers[""].raw == " Port Elna. Then"
@@ -418,9 +418,9 @@ def test_counts_and_facts_about_the_unedited_model_have_no_direction(tmp_path: P
     write_run(tmp_path, "mquake_multi_hop", results=scripted_results("mquake_multi_hop"))
     write_run(tmp_path, "knowgic_prob", results=scripted_results("knowgic_prob"), date="2026-11-21T10-00-00.000002")
     directions = load_results(tmp_path).set_index("metric")["higher_is_better"].to_dict()
-    assert [directions[f"mquake_multi_hop_{name}"] for name in ("exact", "old_exact")] == [True, False]
+    assert [directions[f"multi_hop_{name}"] for name in ("alias_exact", "old_alias_exact")] == [True, False]
     assert not directions["ifr_prob"] and directions["ckp_prob"]
-    for name in ("ifr_active_prob", "ckp_questions_prob", "mquake_multi_hop_old_exact_unedited"):
+    for name in ("ifr_active_prob", "ckp_questions_prob", "multi_hop_old_alias_exact_unedited"):
         assert directions[name] is None or directions[name] != directions[name], name
 
 
@@ -430,14 +430,14 @@ def test_two_judges_of_one_run_are_told_apart_and_other_scores_stand_once(tmp_pa
     cases = load_cases(tmp_path)
     key = ["run", "task", "doc_id", "metric", "stage", "filter", "population", "judge"]
     assert not cases.duplicated(key).any()
-    em = rows_of(cases, metric="reliability_wild_em", filter="none")
+    em = rows_of(cases, metric="efficacy_wild_em", filter="none")
     assert len(em) == 4 and set(em["judge"]) == {""} and set(cases["population"]) == {"all", "wrong_em"}
-    verdicts = rows_of(cases, metric="reliability_wild_judge")
+    verdicts = rows_of(cases, metric="efficacy_wild_judge")
     by_judge = {judge: rows["value"].tolist() for judge, rows in verdicts.groupby("judge")}
     assert by_judge == {"model=J1": [1, 1, 0, 0], "model=J2": [0, 1, 1, 1]}
     documents = list(load_documents(tmp_path))
     assert [document.doc_id for document in documents] == [0, 1, 2, 3]
-    assert [document.metrics["reliability_wild_judge,judge"] for document in documents] == [0, 1, 1, 1]
+    assert [document.metrics["efficacy_wild_judge,judge"] for document in documents] == [0, 1, 1, 1]
 
 
 def test_documents_name_their_result_and_can_be_those_of_some_results(tmp_path: Path) -> None:
@@ -458,5 +458,5 @@ def test_documents_have_the_verdicts_that_a_newer_file_lacks(tmp_path: Path) -> 
     judged_run(tmp_path, "J1", 0, (1.0, 1.0, 0.0, 0.0))
     write_run(tmp_path, "qaedit_wild_reliability", start=1.8e9, date="2026-11-22T10-00-00.000001")
     documents = list(load_documents(tmp_path))
-    assert [document.metrics["reliability_wild_judge,judge"] for document in documents] == [1, 1, 0, 0]
-    assert len(rows_of(load_cases(tmp_path), metric="reliability_wild_em", filter="none")) == 4
+    assert [document.metrics["efficacy_wild_judge,judge"] for document in documents] == [1, 1, 0, 0]
+    assert len(rows_of(load_cases(tmp_path), metric="efficacy_wild_em", filter="none")) == 4

@@ -104,8 +104,8 @@ def test_the_tasks_score_the_answer_of_the_neighborhood_prompt() -> None:
     nlls = {(prompt, "Ola Brandt"): (1.0, 1.0), (prompt, "a lamp in a case of glass"): (9.0, 9.0)}
     found = metrics_of(run("bake_concept_ls", ScriptedLM(from_nlls(nlls))), "bake_concept_ls")
     # case 0 prefers Ola Brandt (1.0) to the new definition (2.0); case 1 ties twice; case 2 has no such prompt
-    assert (found["ls_prob"], found["ls_prob_n"], found["unscored"]) == (0.5, 2, 1)
-    assert found["ls_agree_tf"] == 1.0
+    assert (found["neighborhood_prob"], found["neighborhood_prob_n"], found["unscored"]) == (0.5, 2, 1)
+    assert found["neighborhood_agree_tf"] == 1.0
 
 
 @pytest.mark.parametrize(

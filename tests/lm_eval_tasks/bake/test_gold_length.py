@@ -29,7 +29,7 @@ def scores(task: str) -> dict[str, float]:
 def test_the_documents_ask_for_both_lengths() -> None:
     (doc, *_) = build("bake_syn_ar_rq").test_docs()
     asked = [(probe["kind"], probe["ask"], probe["decoding"]["length_of_alone"]) for probe in doc["probes"]]
-    assert asked == [("reverse_qa", "both", True), ("reverse_qa_spaced", "both", False)]
+    assert asked == [("reverse_qa_unspaced", "both", True), ("reverse_qa", "both", False)]
     assert {probe["decoding"]["length_of"] for probe in doc["probes"]} == {"Port Elna"}
     (doc, *_) = build("bake_syn_ar_ls").test_docs()
     assert {(probe["ask"], probe["decoding"]["length_of"]) for probe in doc["probes"]} == {("both", "Ostmark")}
@@ -40,20 +40,24 @@ def test_efficacy_compares_the_tokens_with_and_without_the_space() -> None:
     lm = SpacedLM(words)
     found = metrics_of(run("bake_syn_ar_es", lm), "bake_syn_ar_es")
     cases = len({request.doc["case_id"] for request in lm.seen})
-    assert cases == found["es_ar_match_n"] >= 3
-    assert found["es_ar_match"] == pytest.approx((0 + 1 / 3 + 1 / 2) / cases)
-    assert found["es_ar_match_spaced"] == pytest.approx((1 + 2 / 3 + 1 / 2) / cases)
+    assert cases == found["efficacy_ar_match_unspaced_n"] >= 3
+    assert found["efficacy_ar_match_unspaced"] == pytest.approx((0 + 1 / 3 + 1 / 2) / cases)
+    assert found["efficacy_ar_match"] == pytest.approx((1 + 2 / 3 + 1 / 2) / cases)
 
 
 def test_the_filter_excludes_what_the_unedited_model_has_a_token_of() -> None:
     """The unedited model has "Tilda", a token of the second answer only if the space before it counts."""
     found = scores("bake_syn_ar_rq")
-    total = found["rqs_ar_match_all_n"]
-    assert (found["rqs_ar_match_n"], found["rqs_ar_match_spaced_n"]) == (total, total - 1)
-    assert found["rqs_ar_match_spaced_excluded"] == 1
-    assert found["rqs_ar_match"] == found["rqs_ar_match_all"] == pytest.approx((1 / 2 + 1 / 2) / total)
-    assert found["rqs_ar_match_spaced_all"] == pytest.approx((1 + 1) / total)
-    assert found["rqs_ar_match_spaced"] == pytest.approx(1 / (total - 1))
+    total = found["reverse_qa_ar_match_unspaced@all_n"]
+    assert (found["reverse_qa_ar_match_unspaced_n"], found["reverse_qa_ar_match_n"]) == (total, total - 1)
+    assert found["reverse_qa_ar_match_excluded"] == 1
+    assert (
+        found["reverse_qa_ar_match_unspaced"]
+        == found["reverse_qa_ar_match_unspaced@all"]
+        == pytest.approx((1 / 2 + 1 / 2) / total)
+    )
+    assert found["reverse_qa_ar_match@all"] == pytest.approx((1 + 1) / total)
+    assert found["reverse_qa_ar_match"] == pytest.approx(1 / (total - 1))
 
 
 def test_locality_is_the_share_of_equal_positions() -> None:
@@ -63,7 +67,7 @@ def test_locality_is_the_share_of_equal_positions() -> None:
         return "Ostmark" if unedited or prompt != "Lake Mirrow lies in" else "Dravonia"
 
     found = metrics_of(run("bake_syn_ar_ls", SpacedLM(moved)), "bake_syn_ar_ls")
-    assert found["ls_agree_ar"] == pytest.approx(1 - 0.5 / found["ls_agree_ar_n"])
+    assert found["neighborhood_agree_ar"] == pytest.approx(1 - 0.5 / found["neighborhood_agree_ar_n"])
 
 
 @pytest.mark.parametrize("task", ["bake_syn_ar_es", "bake_j_syn_ar_gs"])

@@ -83,7 +83,7 @@ def rows(table: str, prefix: str, task: str, metric: str) -> list[Row]:
     ],
 )
 def test_printed_scores_are_harmonic_means_of_their_rows(table: str, prefix: str, task: str, num_rows: int) -> None:
-    found = rows(table, prefix, task, "s_prob")
+    found = rows(table, prefix, task, "edit_score_reverse_prob")
     assert len(found) == num_rows
     different = [(row.model, row.editor) for row in found if abs(row.printed - row.recomputed) > TOLERANCE]
     named = DIFFERENT.get((table, prefix), [])
@@ -93,8 +93,10 @@ def test_printed_scores_are_harmonic_means_of_their_rows(table: str, prefix: str
 
 @pytest.mark.parametrize(("table", "num_same"), [("bake_t3", 10), ("bake_t9", 8)])
 def test_scores_of_grace_and_wise_are_those_with_agreement_locality(table: str, num_same: int) -> None:
-    """Their LS is 95 to 100, above what an unedited model reaches by likelihood, so S is ``s_prob_agree``."""
-    both = rows(table, QJ, "bake_s", "s_prob_agree") + rows(table, J, "bake_j_s", "s_prob_agree")
+    """Their LS is 95 to 100, above what an unedited model reaches by likelihood, so S uses agreement, too."""
+    both = rows(table, QJ, "bake_s", "edit_score_reverse_prob_agree") + rows(
+        table, J, "bake_j_s", "edit_score_reverse_prob_agree"
+    )
     grace_and_wise = [row for row in both if row.editor in ("GRACE", "WISE")]
     same = [row for row in grace_and_wise if abs(row.printed - row.recomputed) <= 0.006]
     assert len(same) == num_same

@@ -63,7 +63,7 @@ def test_template_and_options_are_recorded() -> None:
 )
 def test_judge_question_by_free_generation(text: str, expected: float) -> None:
     results = run("bake_rj", ScriptedLM(texts=lambda context, unedited: text))
-    assert metrics_of(results, "bake_rj")["rjs_gen_yes"] == expected
+    assert metrics_of(results, "bake_rj")["reverse_judgment_gen_yes"] == expected
 
 
 # ------------------------------------------------------------------ reverse questions
@@ -84,14 +84,14 @@ def test_reverse_questions_by_hand() -> None:
         ("Inkwell was developed by", "Northlight"): (1.0, 1.0),
     }
     found = metrics_of(run("bake_rq", ScriptedLM(from_nlls(table))), "bake_rq")
-    assert found["rqs_prob"] == pytest.approx(1 / 3)
-    assert (found["rqs_prob_n"], found["rqs_prob_excluded"], found["rqs_prob_all_n"]) == (3, 1, 4)
-    assert found["rqs_prob_all"] == 0.5
+    assert found["reverse_qa_prob"] == pytest.approx(1 / 3)
+    assert (found["reverse_qa_prob_n"], found["reverse_qa_prob_excluded"], found["reverse_qa_prob@all_n"]) == (3, 1, 4)
+    assert found["reverse_qa_prob@all"] == 0.5
     by_case = [math.exp(-1) - math.exp(-1.5), 0.0, math.exp(-1) - math.exp(-4), math.exp(-5) - math.exp(-1)]
-    assert found["rqm_prob_all"] == pytest.approx(sum(by_case) / 4)
-    assert found["rqm_prob"] == pytest.approx((by_case[0] + by_case[1] + by_case[3]) / 3)
-    assert found["rqs_prob_stderr"] == pytest.approx(1 / 3)  # values 1, 0, 0: sample variance 1/3, n = 3
-    assert found["rqs_gen_em"] == 0.25  # " Port Elna. Then" is right for the first case only
+    assert found["reverse_qa_magnitude@all"] == pytest.approx(sum(by_case) / 4)
+    assert found["reverse_qa_magnitude"] == pytest.approx((by_case[0] + by_case[1] + by_case[3]) / 3)
+    assert found["reverse_qa_prob_stderr"] == pytest.approx(1 / 3)  # values 1, 0, 0: sample variance 1/3, n = 3
+    assert found["reverse_qa_gen_em"] == 0.25  # " Port Elna. Then" is right for the first case only
 
 
 def test_each_protocol_filters_by_the_unedited_model_s_own_success() -> None:
@@ -112,20 +112,30 @@ def test_each_protocol_filters_by_the_unedited_model_s_own_success() -> None:
         return -2.0, argmaxes[target][unedited] if target in argmaxes else list(range(len(target.split())))
 
     found = metrics_of(run("bake_rq", ScriptedLM(likelihoods)), "bake_rq")
-    assert (found["rqs_argmax_all"], found["rqs_argmax_all_n"]) == (2 / 4, 4)
-    assert (found["rqs_argmax"], found["rqs_argmax_n"], found["rqs_argmax_excluded"]) == (2 / 3, 3, 1)
-    assert found["rqs_match_all"] == pytest.approx((1 + 1 + 1 / 2 + 1 / 2) / 4)
-    assert found["rqs_match"] == pytest.approx((1 + 1 / 2) / 2)
-    assert (found["rqs_match_n"], found["rqs_match_excluded"]) == (2, 2)
+    assert (found["reverse_qa_argmax@all"], found["reverse_qa_argmax@all_n"]) == (2 / 4, 4)
+    assert (found["reverse_qa_argmax"], found["reverse_qa_argmax_n"], found["reverse_qa_argmax_excluded"]) == (
+        2 / 3,
+        3,
+        1,
+    )
+    assert found["reverse_qa_match@all"] == pytest.approx((1 + 1 + 1 / 2 + 1 / 2) / 4)
+    assert found["reverse_qa_match"] == pytest.approx((1 + 1 / 2) / 2)
+    assert (found["reverse_qa_match_n"], found["reverse_qa_match_excluded"]) == (2, 2)
 
 
 @pytest.mark.parametrize("task", ["bake_rq", "bake_rj", "bake_s"])
 def test_an_unedited_model_scores_nothing_where_the_filter_applies(task: str) -> None:
     """Whatever the model answers: here the script differs from question to question, but not between the models."""
     found = metrics_of(run(task), task)
-    scores = ("s_prob", "s_argmax", "s_match", "s_prob_agree")
+    scores = (
+        "edit_score_reverse_prob",
+        "edit_score_reverse_argmax",
+        "edit_score_reverse_match",
+        "edit_score_reverse_prob_agree",
+    )
     if task != "bake_s":
-        scores = tuple(f"{task[-2:]}s_{protocol}" for protocol in ("prob", "argmax", "match"))
+        kind = {"bake_rq": "reverse_qa", "bake_rj": "reverse_judgment"}[task]
+        scores = tuple(f"{kind}_{protocol}" for protocol in ("prob", "argmax", "match"))
     assert all(found[name] in (0.0, None) for name in scores)
     assert any(found[name] == 0.0 for name in scores)
 
@@ -138,7 +148,7 @@ def test_log_probabilities_of_both_subjects_by_hand() -> None:
     }
     results = run("bake_rq", ScriptedLM(from_nlls(table)), samples={"bake_rq": [0, 1]})
     first, second = results["samples"]["bake_rq"]
-    names = [f"rq_logprob_{name}" for name in ("new", "true", "new_unedited", "true_unedited")]
+    names = [f"reverse_qa_logprob_{name}" for name in ("new", "true", "new_unedited", "true_unedited")]
     assert [first[name] for name in names] == [-1.0, -1.5, -3.0, -0.5]
     assert [second[name] for name in names] == [-2.0] * 4  # the script's default
     found = metrics_of(results, "bake_rq")
@@ -162,9 +172,12 @@ def test_the_answer_is_in_the_prompt_of_the_task_that_says_so() -> None:
     task = "bake_rq_answer_in_prompt"
     found = metrics_of(run(task, ScriptedLM(likelihoods), samples={task: [0]}), task)
     # "Port Elna" has two tokens, of which the first is the argmax: NLL 1.0 against 1.5 for "Veldt"
-    assert (found["rqs_answer_in_prompt_match"], found["rqs_answer_in_prompt_argmax"]) == (0.5, 0.0)
-    assert found["rqs_answer_in_prompt_prob"] == 1.0
-    assert found["rq_answer_in_prompt_logprob_new"] == -1.0 and found["rq_answer_in_prompt_logprob_true"] == -1.5
+    assert (found["reverse_qa_answer_in_prompt_match"], found["reverse_qa_answer_in_prompt_argmax"]) == (0.5, 0.0)
+    assert found["reverse_qa_answer_in_prompt_prob"] == 1.0
+    assert (
+        found["reverse_qa_answer_in_prompt_logprob_new"] == -1.0
+        and found["reverse_qa_answer_in_prompt_logprob_true"] == -1.5
+    )
     assert not any(name.endswith("_unedited") for name in found)
 
 
@@ -176,8 +189,8 @@ def test_free_answers_to_the_leaking_question_have_categories() -> None:
         return " Veldt"
 
     found = metrics_of(run(task, ScriptedLM(texts=answer), samples={task: [0]}), task)
-    values = [found[f"rq_answer_in_prompt_gen_{name}"] for name in CATEGORIES]
-    assert values == [0.0, 1.0, 0.0, 0.0] and found["rqs_answer_in_prompt_gen_em"] == 0.0
+    values = [found[f"reverse_qa_answer_in_prompt_gen_{name}"] for name in CATEGORIES]
+    assert values == [0.0, 1.0, 0.0, 0.0] and found["reverse_qa_answer_in_prompt_gen_em"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -194,9 +207,9 @@ def test_free_answers_to_the_leaking_question_have_categories() -> None:
 def test_a_free_answer_has_one_category(text: str, category: str) -> None:
     results = run("bake_rq", ScriptedLM(texts=lambda context, unedited: text), samples={"bake_rq": [0]})
     found = metrics_of(results, "bake_rq")
-    values = {name: found[f"rq_gen_{name}"] for name in CATEGORIES}
+    values = {name: found[f"reverse_qa_gen_{name}"] for name in CATEGORIES}
     assert values == {**dict.fromkeys(CATEGORIES, 0.0), category: 1.0}
-    assert all(found[f"rq_gen_{name}_n"] == 1 for name in CATEGORIES)
+    assert all(found[f"reverse_qa_gen_{name}_n"] == 1 for name in CATEGORIES)
 
 
 def test_categories_of_all_answers_add_up_to_one() -> None:
@@ -207,7 +220,7 @@ def test_categories_of_all_answers_add_up_to_one() -> None:
         "Inkwell was developed by": " a firm",
     }
     found = metrics_of(run("bake_rq", ScriptedLM(texts=lambda context, unedited: answers[context])), "bake_rq")
-    assert [found[f"rq_gen_{name}"] for name in CATEGORIES] == [0.25, 0.25, 0.25, 0.25]
+    assert [found[f"reverse_qa_gen_{name}"] for name in CATEGORIES] == [0.25, 0.25, 0.25, 0.25]
 
 
 def test_a_subject_inside_the_other_is_ambiguous_and_one_without_words_is_unscored() -> None:
@@ -229,13 +242,16 @@ def test_edit_score_by_hand() -> None:
 
     found = metrics_of(run("bake_s", ScriptedLM(likelihoods)), "bake_s")
     # ES 100, GS 100, LS 0 (the new object also wins at the neighbors): S is 0 as soon as one factor is
-    assert found["s_prob"] == 0.0
+    assert found["edit_score_reverse_prob"] == 0.0
     # argmax of the script is always the target: 100 everywhere
-    assert (found["s_argmax_all"], found["s_match_all"]) == (1.0, 1.0)
-    assert (found["s_argmax"], found["s_match"]) == (None, None)  # the unedited one, too: no reverse question is left
+    assert (found["edit_score_reverse_argmax@all"], found["edit_score_reverse_match@all"]) == (1.0, 1.0)
+    assert (found["edit_score_reverse_argmax"], found["edit_score_reverse_match"]) == (
+        None,
+        None,
+    )  # the unedited one, too: no reverse question is left
     # ES 100, GS 100, agreement 100; RQS 50 (two of four subjects are preferred), RJS 0: RS 25
-    assert found["s_prob_agree"] == pytest.approx(4 / (1 + 1 + 1 + 1 / 0.25))
-    assert (found["s_prob_n"], found["unscored"]) == (4, 2)
+    assert found["edit_score_reverse_prob_agree"] == pytest.approx(4 / (1 + 1 + 1 + 1 / 0.25))
+    assert (found["edit_score_reverse_prob_n"], found["unscored"]) == (4, 2)
     assert set(json.loads(found["unscored_reason"])) == {
         "the record has no paraphrase prompts",
         "the record has no neighborhood prompts",
@@ -253,19 +269,24 @@ def test_edit_score_equals_the_harmonic_mean_of_the_other_tasks(group: str, reve
     parts = {key: metrics_of(results, f"{prefix}_{key}") for key in ("es", "gs", "ls", *reverse)}
     found = metrics_of(results, f"{prefix}_s")
     for name, protocol, locality in (
-        ("prob_all", "prob_all", "prob"),
+        ("prob@all", "prob@all", "prob"),
         ("prob_agree", "prob", "agree_tf"),
         ("argmax", "argmax", "argmax"),
-        ("argmax_all", "argmax_all", "argmax"),
+        ("argmax@all", "argmax@all", "argmax"),
         ("match", "match", "agree_tf"),
-        ("match_all", "match_all", "agree_tf"),
+        ("match@all", "match@all", "agree_tf"),
     ):
-        forward = protocol.removesuffix("_all")
-        factors = [parts["es"][f"es_{forward}"], parts["gs"][f"gs_{forward}"], parts["ls"][f"ls_{locality}"]]
-        reverse_scores = [parts[key][f"{key}s_{protocol}"] for key in reverse]
+        forward = protocol.removesuffix("@all")
+        factors = [
+            parts["es"][f"efficacy_{forward}"],
+            parts["gs"][f"paraphrase_{forward}"],
+            parts["ls"][f"neighborhood_{locality}"],
+        ]
+        kinds = {"rq": "reverse_qa", "rj": "reverse_judgment"}
+        reverse_scores = [parts[key][f"{kinds[key]}_{protocol}"] for key in reverse]
         if None in reverse_scores:  # the filter excludes all cases of one kind
-            assert found[f"s_{name}"] is None
+            assert found[f"edit_score_reverse_{name}"] is None
             continue
         factors.append(sum(reverse_scores) / len(reverse))
         expected = harmonic_mean([round(100 * factor, 2) for factor in factors]) / 100
-        assert found[f"s_{name}"] == pytest.approx(expected, abs=1e-4)
+        assert found[f"edit_score_reverse_{name}"] == pytest.approx(expected, abs=1e-4)

@@ -32,20 +32,20 @@ def test_every_metric_of_every_pipeline_by_origin(tmp_path: Path) -> None:
         results = run(WILD_TASK, ScriptedLM(texts=wild_texts), {"judge": judge, "score_by": "origin"})
     found, judged = metrics_of(results, WILD_TASK), metrics_of(results, WILD_TASK, "judge")
     # exact match: the aqueduct only; the tram's "In 1911" contains the gold answer, as a judge accepts it
-    assert by(found, "reliability_wild_em_by_origin") == {
+    assert by(found, "efficacy_wild_em_by_origin") == {
         "NQ": {"value": 0.5, "n": 2},
         "SQA": {"value": 0.0, "n": 1},
         "TQA": {"value": 0.0, "n": 1},
     }
-    assert by(judged, "reliability_wild_judge_by_origin")["NQ"] == {"value": 1.0, "n": 2}
+    assert by(judged, "efficacy_wild_judge_by_origin")["NQ"] == {"value": 1.0, "n": 2}
     # the unedited model answers the tram question rightly, so NQ keeps the aqueduct
-    assert by(found, "reliability_wild_em_wrong_em_by_origin")["NQ"] == {"value": 1.0, "n": 1}
+    assert by(found, "efficacy_wild_em@wrong_em_by_origin")["NQ"] == {"value": 1.0, "n": 1}
 
 
 def test_an_unscored_group_has_no_value() -> None:
     lm = ScriptedLM(texts=wild_texts, errors={"2": "no such layer"})
     found = metrics_of(run(WILD_TASK, lm, {"score_by": "origin", "population": "all"}), WILD_TASK)
-    assert by(found, "reliability_wild_em_by_origin")["SQA"] == {"value": None, "n": 0}
+    assert by(found, "efficacy_wild_em_by_origin")["SQA"] == {"value": None, "n": 0}
 
 
 def test_categories_come_from_a_file_by_id_or_question(tmp_path: Path) -> None:
@@ -54,11 +54,11 @@ def test_categories_come_from_a_file_by_id_or_question(tmp_path: Path) -> None:
     settings = {"score_by": "category;origin", "categories": write(tmp_path / "c.json", given), "population": "all"}
     results = run(WILD_TASK, ScriptedLM(texts=wild_texts), settings)
     found = metrics_of(results, WILD_TASK)
-    assert by(found, "reliability_wild_em_by_category") == {
+    assert by(found, "efficacy_wild_em_by_category") == {
         "(none)": {"value": 0.0, "n": 2},
         "Transport": {"value": 0.5, "n": 2},
     }
-    assert by(found, "reliability_wild_em_by_origin")["NQ"]["n"] == 2
+    assert by(found, "efficacy_wild_em_by_origin")["NQ"]["n"] == 2
     assert results["configs"][WILD_TASK]["metadata"]["data_source"]["without_category"] == 2
 
 

@@ -52,17 +52,17 @@ def test_judge_and_exact_match_side_by_side_from_one_generation(server: JudgeSer
     lm = ScriptedLM(texts=wild_texts)
     results = run(WILD_TASK, lm, chosen(server, tmp_path))
     em, judge = metrics_of(results, WILD_TASK), metrics_of(results, WILD_TASK, "judge")
-    assert em["reliability_wild_em"] == 0.25 and em["reliability_wild_contains"] == 0.5
-    assert judge["reliability_wild_judge"] == 0.75 and judge["reliability_wild_judge_n"] == 4
+    assert em["efficacy_wild_em"] == 0.25 and em["efficacy_wild_contains"] == 0.5
+    assert judge["efficacy_wild_judge"] == 0.75 and judge["efficacy_wild_judge_n"] == 4
     # the unedited model answers the tram question rightly: the population leaves that case out
-    assert judge["reliability_wild_judge_wrong_em"] == pytest.approx(2 / 3)
-    assert judge["reliability_wild_judge_wrong_em_excluded"] == 1
+    assert judge["efficacy_wild_judge@wrong_em"] == pytest.approx(2 / 3)
+    assert judge["efficacy_wild_judge@wrong_em_excluded"] == 1
     assert len(lm.seen) == 2 * 4  # own question and helper, once each: judging generates nothing
     assert sum(server.requests.values()) == 4  # the helper is compared as a string
     table = make_table(results)
-    rows = [line for line in table.splitlines() if "reliability_wild_" in line]
-    assert any("|none " in row and "reliability_wild_em " in row for row in rows)
-    assert any("|judge " in row and "reliability_wild_judge " in row for row in rows)
+    rows = [line for line in table.splitlines() if "efficacy_wild_" in line]
+    assert any("|none " in row and "efficacy_wild_em " in row for row in rows)
+    assert any("|judge " in row and "efficacy_wild_judge " in row for row in rows)
 
 
 def test_samples_show_why_an_answer_was_graded_as_it_was(server: JudgeServer, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_without_a_judge_exact_match_and_one_hint(
         run(GROUP, ScriptedLM(texts=wild_texts))
     hints = [record.message for record in caplog.records if "No judge configured" in record.message]
     assert len(hints) == 1 and "--metadata judge=published_setting" in hints[0] and "\n" not in hints[0]
-    assert metrics_of(results, WILD_TASK)["reliability_wild_em"] == 0.25
+    assert metrics_of(results, WILD_TASK)["efficacy_wild_em"] == 0.25
     assert not any("judge" in key for key in results["results"][WILD_TASK])
     assert not any(sample["filter"] == "judge" for sample in results["samples"][WILD_TASK])
 
@@ -145,7 +145,7 @@ def test_tasks_without_judged_metrics_ask_no_judge(server: JudgeServer, tmp_path
 def test_failed_edits_stay_unscored_and_are_not_judged(server: JudgeServer, tmp_path: Path) -> None:
     lm = ScriptedLM(texts=wild_texts, errors={"0": "no such layer", "1": "no such layer"})
     found = metrics_of(run(WILD_TASK, lm, chosen(server, tmp_path)), WILD_TASK, "judge")
-    assert (found["reliability_wild_judge_n"], found["unscored"]) == (2, 2)
+    assert (found["efficacy_wild_judge_n"], found["unscored"]) == (2, 2)
     assert json.loads(found["unscored_reason"]) == {"edit failed: no such layer": 2}
 
 
@@ -184,7 +184,7 @@ def test_a_thought_without_an_end_on_the_final_model_keeps_earlier_verdicts(
     lm = UnfinishedAtTheEndLM({"0": "10", "3": ".0"}, {1: 0}, retention=True)
     settings = {"mode": "sequential", "checkpoints": 1, "retention": True, "population": "all"}
     results = run(WILD_TASK, lm, settings | chosen(server, tmp_path))
-    for metric, pipeline in (("reliability_wild_em", "none"), ("reliability_wild_judge", "judge")):
+    for metric, pipeline in (("efficacy_wild_em", "none"), ("efficacy_wild_judge", "judge")):
         found = metrics_of(results, WILD_TASK, pipeline)
         assert (found[metric], found[f"{metric}_n"], found[f"{metric}_failed"]) == (0.0, 1, 1)
         assert (found[f"{metric}@immediate"], found[f"{metric}@immediate_n"]) == (0.5, 2)
@@ -194,8 +194,8 @@ def test_a_thought_without_an_end_on_the_final_model_keeps_earlier_verdicts(
 
 def test_other_model_classes_are_judged_without_the_published_subset(server: JudgeServer, tmp_path: Path) -> None:
     found = metrics_of(run(WILD_TASK, StockLM(texts=wild_texts), chosen(server, tmp_path)), WILD_TASK, "judge")
-    assert found["reliability_wild_judge"] == 0.75
-    assert found["reliability_wild_judge_wrong_em_n"] == 0
+    assert found["efficacy_wild_judge"] == 0.75
+    assert found["efficacy_wild_judge@wrong_em_n"] == 0
 
 
 def test_a_judge_that_cannot_be_used_is_an_error_before_the_model_is_asked(
@@ -224,7 +224,7 @@ def test_low_coverage_is_loud_and_keeps_the_answers(tmp_path: Path) -> None:
         assert str(kept) in str(caught.value) and "no verdict (1)" in str(caught.value)
         assert {json.loads(line)["question"] for line in kept.read_text().splitlines()} == set(WILD_ANSWERS)
         found = metrics_of(evaluate(chosen(server, tmp_path, min_coverage=0.7)), WILD_TASK, "judge")
-        assert (found["reliability_wild_judge_n"], found["unscored"]) == (3, 1)
+        assert (found["efficacy_wild_judge_n"], found["unscored"]) == (3, 1)
         assert not kept.exists()
 
 
@@ -257,13 +257,13 @@ def test_a_dry_run_asks_nothing_and_fails_nothing(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         found = metrics_of(evaluate(chosen(server, tmp_path, dry_run=True)), WILD_TASK, "judge")
-    assert found["reliability_wild_judge_n"] == 0 and not server.requests and not server.authorizations
+    assert found["efficacy_wild_judge_n"] == 0 and not server.requests and not server.authorizations
     assert any("4 answers, 4 distinct, 0 in the store: 4 calls" in record.message for record in caplog.records)
 
 
 def test_two_ranks_judge_their_own_documents(server: JudgeServer, tmp_path: Path) -> None:
     results = run_on_two_ranks(WILD_TASK, RankedLM, chosen(server, tmp_path), texts=wild_texts)
-    assert metrics_of(results, WILD_TASK, "judge")["reliability_wild_judge"] == 0.75
+    assert metrics_of(results, WILD_TASK, "judge")["efficacy_wild_judge"] == 0.75
     assert set(server.replies.values()) == {1}
 
 
@@ -321,7 +321,7 @@ class DescribedLengthJudge(LengthJudge):
 
 def config_with(step: dict[str, Any], **settings: Any) -> dict[str, Any]:
     steps = [{"function": "natural_stop"}, step]
-    metrics = [{"metric": "reliability_wild_judge", "from": "judge"}]
+    metrics = [{"metric": "efficacy_wild_judge", "from": "judge"}]
     return {"metadata": settings, "metric_list": metrics, "filter_list": [{"name": "judge", "filter": steps}]}
 
 
@@ -352,7 +352,7 @@ def test_a_judge_of_the_yaml_replaces_the_configured_one(
 
     monkeypatch.setattr("lm_eval_tasks.common.task.add_judge", add_to_own)
     results = evaluate(chosen(server, tmp_path))
-    assert metrics_of(results, WILD_TASK, "judge")["reliability_wild_judge_n"] == 4 and not server.requests
+    assert metrics_of(results, WILD_TASK, "judge")["efficacy_wild_judge_n"] == 4 and not server.requests
     assert results["configs"][WILD_TASK]["metadata"]["own_judges"] == {
         "judge": {"name": "length", "limit": 7, "version": 2}
     }

@@ -51,7 +51,7 @@ def test_a_value_over_no_questions_counts_once_and_a_missing_one_not_at_all() ->
 @pytest.mark.parametrize(
     ("task", "metric"),
     [
-        ("bake_ls", "nm_prob"),
+        ("bake_ls", "neighborhood_magnitude"),
         ("counterfact_fluency", "fluency_entropy"),
         ("counterfact_fluency", "fluency_entropy_change"),
     ],
@@ -74,7 +74,9 @@ def test_a_task_reports_both_over_cases_with_unequal_numbers_of_questions(task: 
 
 def test_only_means_over_cases_have_one() -> None:
     listed = {metric["metric"] for metric in build("bake_s", micro=True).config.metric_list}
-    assert "s_prob" in listed and "s_prob_micro" not in listed  # a harmonic mean of means
+    assert (
+        "edit_score_reverse_prob" in listed and "edit_score_reverse_prob_micro" not in listed
+    )  # a harmonic mean of means
     assert not [metric for metric in build("bake_ls").config.metric_list if metric["metric"].endswith("_micro")]
 
 
@@ -86,7 +88,7 @@ def test_populations_and_verdicts_have_one_too() -> None:
         results = run(task, ScriptedLM(), settings)
     found, judged = metrics_of(results, task), metrics_of(results, task, "judge")
     # one question per case, so both means agree
-    assert found["reliability_wild_em_wrong_em_micro"] == found["reliability_wild_em_wrong_em"]
-    assert judged["reliability_wild_judge_micro"] == judged["reliability_wild_judge"]
-    by_origin = json.loads(judged["reliability_wild_judge_micro_by_origin"])
-    assert by_origin == json.loads(judged["reliability_wild_judge_by_origin"])
+    assert found["efficacy_wild_em_micro@wrong_em"] == found["efficacy_wild_em@wrong_em"]
+    assert judged["efficacy_wild_judge_micro"] == judged["efficacy_wild_judge"]
+    by_origin = json.loads(judged["efficacy_wild_judge_micro_by_origin"])
+    assert by_origin == json.loads(judged["efficacy_wild_judge_by_origin"])

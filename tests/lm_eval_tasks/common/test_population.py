@@ -23,11 +23,11 @@ from lm_eval_tasks.protocols import wild
 # The unedited model's answers: the tram is right for everyone, the aqueduct for a judge only.
 BEFORE = {"aqueduct": " It was Orsa Lind.", "tram": " 1911."}
 COLUMNS = {
-    "qaedit_syn_reliability": "reliability_syn",
-    "qaedit_syn_locality": "locality_syn_agree_tf",
-    "qaedit_wild_reliability": "reliability_wild_em",
-    "qaedit_wild_generalization": "generalization_wild_contains",
-    "qaedit_wild_locality": "locality_wild_both_empty",
+    "qaedit_syn_reliability": "efficacy_match",
+    "qaedit_syn_locality": "neighborhood_agree_tf",
+    "qaedit_wild_reliability": "efficacy_wild_em",
+    "qaedit_wild_generalization": "paraphrase_wild_contains",
+    "qaedit_wild_locality": "neighborhood_wild_both_empty",
 }
 
 
@@ -49,7 +49,7 @@ def judge(tmp_path: Path) -> Iterator[tuple[JudgeServer, dict[str, Any]]]:
 def test_every_task_has_the_same_cases_in_any_context(task: str, metric: str, context: str) -> None:
     lm = ScriptedLM(texts=texts)
     found = metrics_of(run(task, lm, {"population": "wrong_em", "wild_context": context}), task)
-    counts = [found[f"{metric}_wrong_em_{count}"] for count in ("n", "excluded", "failed")]
+    counts = [found[f"{metric}@wrong_em_{count}"] for count in ("n", "excluded", "failed")]
     assert counts == [3, 1, 0] and found[f"{metric}_n"] == 4
     helpers = [request.args[0] for request in lm.seen if request.doc["asked"]["model"] == "unedited"]
     assert len(helpers) == 4 and all(text.startswith("Please answer the question:\n\nQ: ") for text in helpers)
@@ -62,7 +62,7 @@ def test_the_judge_decides_for_every_column(task: str, metric: str, judge: tuple
     results = run(task, ScriptedLM(texts=texts), settings)
     found = metrics_of(results, task)
     # the judge calls the aqueduct and the tram right: two of four are left
-    counts = [found[f"{metric}_wrong_judge_{count}"] for count in ("n", "excluded", "failed")]
+    counts = [found[f"{metric}@wrong_judge_{count}"] for count in ("n", "excluded", "failed")]
     assert counts == [2, 2, 0] and found[f"{metric}_n"] == 4
     asked: set[Item] = set(server.requests)
     assert {item.answer for item in asked} >= {"It was Orsa Lind", "1911"}
@@ -70,8 +70,8 @@ def test_the_judge_decides_for_every_column(task: str, metric: str, judge: tuple
     if task == "qaedit_wild_reliability":
         judged = metrics_of(results, task, "judge")
         # own answers: only the aqueduct's is right, and the population leaves it out
-        assert (judged["reliability_wild_judge"], judged["reliability_wild_judge_wrong_judge"]) == (0.25, 0.0)
-        assert judged["reliability_wild_judge_wrong_judge_n"] == 2
+        assert (judged["efficacy_wild_judge"], judged["efficacy_wild_judge@wrong_judge"]) == (0.25, 0.0)
+        assert judged["efficacy_wild_judge@wrong_judge_n"] == 2
         assert max(server.replies.values()) == 1  # no verdict is paid for twice
 
 
@@ -79,8 +79,8 @@ def test_exact_match_decides_for_judged_columns_too(judge: tuple[JudgeServer, di
     server, settings = judge
     results = run("qaedit_wild_reliability", ScriptedLM(texts=texts), settings | {"population": "wrong_em"})
     judged = metrics_of(results, "qaedit_wild_reliability", "judge")
-    assert judged["reliability_wild_judge_wrong_em"] == pytest.approx(1 / 3)
-    assert judged["reliability_wild_judge_wrong_em_n"] == 3
+    assert judged["efficacy_wild_judge@wrong_em"] == pytest.approx(1 / 3)
+    assert judged["efficacy_wild_judge@wrong_em_n"] == 3
     assert len(server.requests) == 4  # one per own answer
 
 
@@ -89,7 +89,7 @@ def test_a_helper_without_a_verdict_leaves_its_case_unscored(tmp_path: Path) -> 
         judge = {"backend": "openai", "model": "m", "base_url": server.url, "store": str(tmp_path), "min_coverage": 0}
         settings = {"judge": judge, "population": "wrong_judge"}
         found = metrics_of(run("qaedit_syn_reliability", ScriptedLM(texts=texts), settings), "qaedit_syn_reliability")
-    counts = [found[f"reliability_syn_wrong_judge_{count}"] for count in ("n", "excluded", "failed")]
+    counts = [found[f"efficacy_match@wrong_judge_{count}"] for count in ("n", "excluded", "failed")]
     assert counts == [3, 0, 1] and "no verdict" in found["unscored_reason"]
 
 
@@ -99,7 +99,7 @@ def test_a_case_without_such_questions_is_unscored_for_that_reason(population: s
     case = Case(EditRequest(prompt="Where is {}?", subject="Velm", target_new="Karsk", case_id="0"))
     doc = wild.generalization_doc(case, {"population": population})
     answers = CaseAnswers(doc, [scored(-1.0, [0]), generated(" Karsk.", "length")])
-    measure = wild.score_generalization(doc, answers)["generalization_wild_em"]
+    measure = wild.score_generalization(doc, answers)["paraphrase_wild_em"]
     score = evaluate(restrict(measure, {"population": population}, answers))
     assert score == evaluate(measure) == Score(reason="the record has no rephrased questions")
 
@@ -119,7 +119,7 @@ def test_without_a_population_nothing_more_is_asked() -> None:
 
 def test_other_model_classes_have_no_population() -> None:
     found = metrics_of(run("qaedit_wild_reliability", StockLM(texts=texts)), "qaedit_wild_reliability")
-    assert (found["reliability_wild_em_n"], found["reliability_wild_em_wrong_em_n"]) == (4, 0)
+    assert (found["efficacy_wild_em_n"], found["efficacy_wild_em@wrong_em_n"]) == (4, 0)
 
 
 def test_an_unknown_population_is_an_error() -> None:

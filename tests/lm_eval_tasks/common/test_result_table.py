@@ -25,7 +25,7 @@ def test_the_table_has_scores_only() -> None:
     assert results == before, "everything stays in the results"
     names = [row[4] for row in rows]
     companions = ("_n", "_failed", "_zeroed", "_or_0", "_stderr")
-    assert "es_prob" in names and not [name for name in names if name.endswith(companions)]
+    assert "efficacy_prob" in names and not [name for name in names if name.endswith(companions)]
     assert not {"edit", "judge", "unscored", "unscored_reason"} & set(names)
     assert not any("{" in cell for row in rows for cell in row)
     assert lines == ["Edits of bake_es: 4 made, 0 failed, seconds_per_edit 0.1."]
@@ -33,14 +33,14 @@ def test_the_table_has_scores_only() -> None:
 
 def test_standard_errors_and_arrows_stay() -> None:
     rows, _ = split_table(scripted_results())
-    (row,) = [row for row in rows if row[4] == "es_prob"]
+    (row,) = [row for row in rows if row[4] == "efficacy_prob"]
     assert row[5] == "↑" and row[7] == "±" and float(row[8]) >= 0
 
 
 def test_what_was_left_out_is_one_line() -> None:
     rows, lines = split_table(scripted_results(errors=(("0", "no edit"), ("2", "other"))))
     counts = {row[4]: row[6] for row in rows if row[4].endswith("_n")}
-    assert counts["es_prob_n"] == "2 of 4"
+    assert counts["efficacy_prob_n"] == "2 of 4"
     (line,) = [line for line in lines if line.startswith("bake_es: ")]
     assert line.startswith(
         "bake_es: 2 of 4 cases unscored: edit failed: no edit (1), edit failed: other (1); with failed"
@@ -51,24 +51,26 @@ def test_what_was_left_out_is_one_line() -> None:
 def test_limits_and_exclusions_are_named() -> None:
     results = scripted_results("bake_rq")
     results["n-samples"]["bake_rq"] = {"original": 64, "effective": 4}
-    results["results"]["bake_rq"]["rqs_prob_excluded,none"] = 3
+    results["results"]["bake_rq"]["reverse_qa_prob_excluded,none"] = 3
     _, lines = split_table(results)
     text = next(line for line in lines if line.startswith("bake_rq: "))
     assert "4 of 64 cases asked (--limit or --samples)" in text
-    assert "3 of 4 cases excluded by the published filter from rqs_prob" in text
+    assert "3 of 4 cases excluded by the published filter from reverse_qa_prob" in text
 
 
 def test_texts_of_numbers_become_rows() -> None:
     results = scripted_results()
     results["results"]["bake_es"] |= {
-        "es_prob_by_origin,none": '{"zsre": {"value": 0.5, "n": 2}}',
-        "es_prob@retention,none": '{"num_steps": 1, "diagonal_mean": 0.75, "last_row_mean": 0.25, "matrix": [[0.5]]}',
+        "efficacy_prob_by_origin,none": '{"zsre": {"value": 0.5, "n": 2}}',
+        "efficacy_prob@retention,none": (
+            '{"num_steps": 1, "diagonal_mean": 0.75, "last_row_mean": 0.25, "matrix": [[0.5]]}'
+        ),
     }
     rows, _ = split_table(results)
     values = {row[4]: row[6] for row in rows}
-    assert values["es_prob_by_origin zsre"] == "0.5000"
-    assert values["es_prob@retention (right after each step)"] == "0.7500"
-    assert values["es_prob@retention (after the last step)"] == "0.2500"
+    assert values["efficacy_prob_by_origin zsre"] == "0.5000"
+    assert values["efficacy_prob@retention (right after each step)"] == "0.7500"
+    assert values["efficacy_prob@retention (after the last step)"] == "0.2500"
 
 
 def test_hostile_texts_are_escaped_and_shortened() -> None:

@@ -14,6 +14,7 @@ from task_runs import RECORDS, TASKS, build, data_of, metrics_of, run, run_on_tw
 
 from edit_hooks.answers import ScoredContinuation
 from edit_hooks.utils.errors import EditingError
+from lm_eval_tasks.common.columns import split_stage
 
 STREAM = {"mode": "sequential", "checkpoints": "1;3", "retention": True}
 # Cases 0, 1 and 3 are edited in this order, case 2 is not among the edits.
@@ -31,29 +32,29 @@ def in_stream(task: str, lm: Any = None, **settings: Any) -> dict[str, Any]:
 
 def test_final_immediate_and_checkpoint_scores_by_hand() -> None:
     found = in_stream("bake_es")
-    for metric in ("es_prob", "es_argmax", "es_match", "es_gen_em"):
+    for metric in ("efficacy_prob", "efficacy_argmax", "efficacy_match", "efficacy_gen_em"):
         assert (found[metric], found[f"{metric}_n"]) == (pytest.approx(1 / 3), 3)
         assert (found[f"{metric}@immediate"], found[f"{metric}@immediate_n"]) == (pytest.approx(2 / 3), 3)
         assert (found[f"{metric}@1"], found[f"{metric}@1_n"]) == (1.0, 1)
         assert (found[f"{metric}@3"], found[f"{metric}@3_n"]) == (pytest.approx(1 / 3), 3)
-    assert found["es_prob@immediate_stderr"] == pytest.approx(1 / 3)  # values 1, 1, 0: sample variance 1/3, n = 3
-    assert found["es_prob@1_stderr"] == "N/A"
+    assert found["efficacy_prob@immediate_stderr"] == pytest.approx(1 / 3)  # values 1, 1, 0: sample variance 1/3, n = 3
+    assert found["efficacy_prob@1_stderr"] == "N/A"
     assert json.loads(found["unscored_reason"]) == {"not among this run's edits": 1}
     assert found["unscored"] == 1  # not yet edited at checkpoint 1 is no reason
 
 
 def test_retention_is_the_triangular_matrix_with_its_summaries() -> None:
     found = in_stream("bake_es")
-    assert json.loads(found["es_prob@retention"]) == {
+    assert json.loads(found["efficacy_prob@retention"]) == {
         "num_steps": 3,
         "diagonal_mean": 0.6667,
         "last_row_mean": 0.3333,
         "first_column": [1.0, 0.0, 0.0],
         "matrix": [[1.0], [0.0, 1.0], [0.0, 1.0, 0.0]],
     }
-    assert found["es_prob@retention_n"] == 3
+    assert found["efficacy_prob@retention_n"] == 3
     samples = run("bake_es", StreamLM(HOLDS, TAKEN, retention=True), STREAM)["samples"]["bake_es"]
-    assert [sample["es_prob@retention"] for sample in samples] == [
+    assert [sample["efficacy_prob@retention"] for sample in samples] == [
         {"step": 0, "values": [1.0, 0.0, 0.0]},
         {"step": 1, "values": [1.0, 1.0]},
         None,
@@ -63,37 +64,49 @@ def test_retention_is_the_triangular_matrix_with_its_summaries() -> None:
 
 def test_published_filters_use_the_one_unedited_answer_at_every_stage() -> None:
     found = in_stream("bake_rq", StreamLM(HOLDS, TAKEN, retention=True, known=("1",)))
-    assert (found["rqs_prob"], found["rqs_prob_n"], found["rqs_prob_excluded"]) == (0.0, 2, 1)
-    assert (found["rqs_prob@immediate"], found["rqs_prob@immediate_excluded"]) == (0.5, 1)
-    assert (found["rqs_prob@1"], found["rqs_prob@1_n"], found["rqs_prob@1_excluded"]) == (1.0, 1, 0)
-    assert (found["rqs_prob@3"], found["rqs_prob@3_n"], found["rqs_prob@3_excluded"]) == (0.0, 2, 1)
-    assert found["rqs_prob_all@immediate"] == pytest.approx(2 / 3)
-    retention = json.loads(found["rqs_prob@retention"])
+    assert (found["reverse_qa_prob"], found["reverse_qa_prob_n"], found["reverse_qa_prob_excluded"]) == (0.0, 2, 1)
+    assert (found["reverse_qa_prob@immediate"], found["reverse_qa_prob@immediate_excluded"]) == (0.5, 1)
+    assert (found["reverse_qa_prob@1"], found["reverse_qa_prob@1_n"], found["reverse_qa_prob@1_excluded"]) == (
+        1.0,
+        1,
+        0,
+    )
+    assert (found["reverse_qa_prob@3"], found["reverse_qa_prob@3_n"], found["reverse_qa_prob@3_excluded"]) == (
+        0.0,
+        2,
+        1,
+    )
+    assert found["reverse_qa_prob@all@immediate"] == pytest.approx(2 / 3)
+    retention = json.loads(found["reverse_qa_prob@retention"])
     assert retention["matrix"] == [[1.0], [0.0, None], [0.0, None, 0.0]]
     assert (retention["diagonal_mean"], retention["last_row_mean"]) == (0.5, 0.0)
-    assert (found["rqs_prob@retention_n"], found["rqs_prob@retention_excluded"]) == (2, 1)
+    assert (found["reverse_qa_prob@retention_n"], found["reverse_qa_prob@retention_excluded"]) == (2, 1)
 
 
 def test_agreement_compares_every_stage_with_the_unedited_model() -> None:
     """Case 0: unedited wrong, then right, then wrong again, so it agrees at the end only; case 1 never changes."""
     lm = StreamLM({"0": "10", "1": ".1"}, {1: 0}, known=("1",))
     found = in_stream("bake_ls", lm, checkpoints=1, retention=False)
-    for metric in ("ls_agree_tf", "ls_agree_gen"):
+    for metric in ("neighborhood_agree_tf", "neighborhood_agree_gen"):
         assert (found[metric], found[f"{metric}@immediate"], found[f"{metric}@1"]) == (1.0, 0.5, 0.0)
 
 
 def test_the_edit_score_has_stages_too() -> None:
     found = in_stream("bake_s", StreamLM({"0": "10", "1": ".1"}, {1: 0}, retention=True), checkpoints=[1])
-    assert (found["s_prob"], found["s_prob@immediate"], found["s_prob@1"]) == (0.5, 1.0, 1.0)
-    assert (found["s_prob_n"], found["s_prob@1_n"]) == (2, 1)
-    assert json.loads(found["s_prob@retention"])["matrix"] == [[1.0], [0.0, 1.0]]
+    assert (
+        found["edit_score_reverse_prob"],
+        found["edit_score_reverse_prob@immediate"],
+        found["edit_score_reverse_prob@1"],
+    ) == (0.5, 1.0, 1.0)
+    assert (found["edit_score_reverse_prob_n"], found["edit_score_reverse_prob@1_n"]) == (2, 1)
+    assert json.loads(found["edit_score_reverse_prob@retention"])["matrix"] == [[1.0], [0.0, 1.0]]
 
 
 def test_a_checkpoint_inside_a_step_is_taken_after_it() -> None:
     lm = StreamLM({"0": "10", "1": "10", "2": ".1", "3": ".0"}, {2: 0, 3: 1}, batch_size=2)
     found = in_stream("bake_es", lm, edit_batch_size=2, checkpoints="2;3", retention=False)
-    assert (found["es_prob@2"], found["es_prob@2_n"]) == (1.0, 2)
-    assert (found["es_prob@3"], found["es_prob@3_n"]) == (0.25, 4)
+    assert (found["efficacy_prob@2"], found["efficacy_prob@2_n"]) == (1.0, 2)
+    assert (found["efficacy_prob@3"], found["efficacy_prob@3_n"]) == (0.25, 4)
     assert found["unscored"] == 0
 
 
@@ -102,17 +115,22 @@ def test_a_stopped_stream_is_unscored_where_an_edit_was_due() -> None:
     lm = StreamLM({"0": "10", "1": ".1", "2": "..?", "3": "...?"}, {1: 0}, retention=True)
     results = run("bake_es", lm, STREAM)
     found = metrics_of(results, "bake_es")
-    assert (found["es_prob"], found["es_prob_n"]) == (0.5, 2)
-    assert (found["es_prob@immediate"], found["es_prob@immediate_n"]) == (1.0, 2)
-    assert (found["es_prob@1"], found["es_prob@1_n"]) == (1.0, 1)
-    assert (found["es_prob@3"], found["es_prob@3_n"]) == (None, 0)
-    assert json.loads(found["es_prob@retention"])["matrix"] == [[1.0], [0.0, 1.0]]
+    assert (found["efficacy_prob"], found["efficacy_prob_n"]) == (0.5, 2)
+    assert (found["efficacy_prob@immediate"], found["efficacy_prob@immediate_n"]) == (1.0, 2)
+    assert (found["efficacy_prob@1"], found["efficacy_prob@1_n"]) == (1.0, 1)
+    assert (found["efficacy_prob@3"], found["efficacy_prob@3_n"]) == (None, 0)
+    assert json.loads(found["efficacy_prob@retention"])["matrix"] == [[1.0], [0.0, 1.0]]
     failed, late = "edit failed: the guard stopped the stream", "the stream ended after 2 cases, before checkpoint 3"
     assert json.loads(found["unscored_reason"]) == {failed: 2, late: 2}
     first, _, third, fourth = (sample["unscored_reason"] for sample in results["samples"]["bake_es"])
-    assert first == {f"{name}@3": late for name in ("es_prob", "em_prob", "es_argmax", "es_match", "es_gen_em")}
-    assert {"es_prob", "es_prob@immediate", "es_prob@3", "es_prob@retention"} < set(third)
-    assert "es_prob@1" not in third and "es_prob@3" not in fourth  # those edits were not due at the checkpoint
+    assert first == {
+        f"{name}@3": late
+        for name in ("efficacy_prob", "efficacy_magnitude", "efficacy_argmax", "efficacy_match", "efficacy_gen_em")
+    }
+    assert {"efficacy_prob", "efficacy_prob@immediate", "efficacy_prob@3", "efficacy_prob@retention"} < set(third)
+    assert (
+        "efficacy_prob@1" not in third and "efficacy_prob@3" not in fourth
+    )  # those edits were not due at the checkpoint
 
 
 def test_checkpoints_count_cases_where_a_case_has_several_edits() -> None:
@@ -128,15 +146,21 @@ def test_checkpoints_count_cases_where_a_case_has_several_edits() -> None:
 def test_cases_outside_the_stream_can_be_scored_on_the_final_weights() -> None:
     lm = StreamLM(HOLDS, TAKEN, known=("2",))
     found = in_stream("bake_es", lm, score_unedited_cases="true", retention=False)
-    assert (found["es_prob"], found["es_prob_n"], found["unscored"]) == (0.5, 4, 0)
-    assert (found["es_prob@immediate_n"], found["es_prob@3_n"]) == (3, 3)  # they have no place in the stream's stages
+    assert (found["efficacy_prob"], found["efficacy_prob_n"], found["unscored"]) == (0.5, 4, 0)
+    assert (found["efficacy_prob@immediate_n"], found["efficacy_prob@3_n"]) == (
+        3,
+        3,
+    )  # they have no place in the stream's stages
 
 
 def test_the_rule_for_cases_outside_the_stream_holds_in_batch_mode_and_for_agreement() -> None:
     lm = StreamLM({"0": "1"}, known=("1", "2", "3"))
-    for task, metric, scored in (("bake_es", "es_prob", 1), ("qaedit_wild_locality", "locality_wild_agree_gen", 1)):
+    for task, metric, scored in (
+        ("bake_es", "efficacy_prob", 1),
+        ("qaedit_wild_locality", "neighborhood_wild_agree_gen", 1),
+    ):
         found = metrics_of(run(task, lm, {"mode": "batch"}), task)
-        assert found[f"{metric}_n"] == scored and not any("@" in name for name in found)
+        assert found[f"{metric}_n"] == scored and not any(split_stage(name)[1] for name in found)
         found = metrics_of(run(task, lm, {"mode": "batch", "score_unedited_cases": True}), task)
         assert found[f"{metric}_n"] == 4
 
@@ -148,7 +172,7 @@ def test_being_outside_the_stream_comes_before_every_other_reason() -> None:
 
 def test_single_edits_are_never_outside() -> None:
     found = metrics_of(run("bake_es", settings={"mode": "single"}), "bake_es")
-    assert found["es_prob_n"] == 4 and not any("@" in name for name in found)
+    assert found["efficacy_prob_n"] == 4 and not any(split_stage(name)[1] for name in found)
 
 
 # ------------------------------------------------------------------ promises of every task
@@ -187,12 +211,12 @@ def test_two_ranks_give_the_results_of_one(task: str) -> None:
 
 def test_models_without_stages_say_so() -> None:
     found = in_stream("bake_es", StockLM())
-    assert (found["es_argmax_n"], found["es_argmax@immediate_n"], found["es_argmax@1_n"]) == (4, 0, 0)
+    assert (found["efficacy_argmax_n"], found["efficacy_argmax@immediate_n"], found["efficacy_argmax@1_n"]) == (4, 0, 0)
     assert "answers at stages of a stream; run with --model edited_hf" in found["unscored_reason"]
-    assert found["es_argmax@retention"] == "{}"
+    assert found["efficacy_argmax@retention"] == "{}"
     found = in_stream("bake_es", StreamLM(HOLDS, {3: 2}), immediate=False)
     assert not any("@immediate" in name for name in found)
-    assert found["es_prob@1_n"] == 0 and "did not report its answers at stage '1'" in found["unscored_reason"]
+    assert found["efficacy_prob@1_n"] == 0 and "did not report its answers at stage '1'" in found["unscored_reason"]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +258,7 @@ def test_the_printed_table_stays_readable() -> None:
     marks = {str(case): "." * case + "1" * (400 - case) for case in range(4)}
     lm = StreamLM(marks, {1: 0, 3: 2}, retention=True, num_edits=400)
     table = make_table(run("bake_es", lm, STREAM))
-    (row,) = (line for line in table.splitlines() if "|es_prob@immediate " in line)
+    (row,) = (line for line in table.splitlines() if "|efficacy_prob@immediate " in line)
     assert "↑" in row and max(map(len, table.splitlines())) < 700  # 400 steps do not print 80,000 numbers
 
 
@@ -242,7 +266,7 @@ def test_the_printed_table_stays_readable() -> None:
 
 
 def prefers_new(answer: ScoredContinuation, other: ScoredContinuation) -> float:
-    """`es_prob` of a case, written out."""
+    """`efficacy_prob` of a case, written out."""
     return float(answer.logprob / len(answer.token_ids) > other.logprob / len(other.token_ids))
 
 
@@ -262,13 +286,19 @@ def test_columns_agree_with_values_recomputed_from_the_samples(tiny_path: Callab
     def mean(values: list[float]) -> Any:
         return pytest.approx(sum(values) / len(values))
 
-    assert found["es_prob"] == mean([prefers_new(new.final, true.final) for new, true in answers])
+    assert found["efficacy_prob"] == mean([prefers_new(new.final, true.final) for new, true in answers])
     immediate = [prefers_new(new.immediate, true.immediate) for new, true in answers]
-    assert found["es_prob@immediate"] == mean(immediate)
+    assert found["efficacy_prob@immediate"] == mean(immediate)
     first_new, first_true = answers[0]
-    assert found["es_prob@1"] == prefers_new(first_new.checkpoints[1], first_true.checkpoints[1])
-    assert found["es_prob@3"] == found["es_prob"]
-    assert [found[f"es_prob{stage}_n"] for stage in ("", "@immediate", "@1", "@3", "@retention")] == [3, 3, 1, 3, 3]
+    assert found["efficacy_prob@1"] == prefers_new(first_new.checkpoints[1], first_true.checkpoints[1])
+    assert found["efficacy_prob@3"] == found["efficacy_prob"]
+    assert [found[f"efficacy_prob{stage}_n"] for stage in ("", "@immediate", "@1", "@3", "@retention")] == [
+        3,
+        3,
+        1,
+        3,
+        3,
+    ]
     rows = [
         [
             prefers_new(answers[column][0].after_step[row], answers[column][1].after_step[row])
@@ -276,10 +306,10 @@ def test_columns_agree_with_values_recomputed_from_the_samples(tiny_path: Callab
         ]
         for row in range(3)
     ]
-    retention = json.loads(found["es_prob@retention"])
+    retention = json.loads(found["efficacy_prob@retention"])
     assert retention["matrix"] == rows and retention["first_column"] == [row[0] for row in rows]
     assert retention["last_row_mean"] == pytest.approx(sum(rows[2]) / 3, abs=1e-4)
-    magnitudes = json.loads(found["em_prob@retention"])["matrix"]
+    magnitudes = json.loads(found["efficacy_magnitude@retention"])["matrix"]
     assert magnitudes[0] != [row[0] for row in magnitudes[1:2]]  # later edits move the first one's probability
     assert json.loads(found["unscored_reason"]) == {"not among this run's edits": 1}
     summary = json.loads(found["edit"])

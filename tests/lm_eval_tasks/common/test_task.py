@@ -28,11 +28,16 @@ from lm_eval_tasks.common.run_options import unused_generation_settings
 
 def test_stock_models_score_what_their_answers_hold() -> None:
     found = metrics_of(run("bake_es", StockLM()), "bake_es")
-    assert (found["es_argmax_n"], found["es_gen_em_n"]) == (4, 4)
-    assert (found["es_prob"], found["es_prob_n"], found["es_match_n"], found["unscored"]) == (None, 0, 0, 4)
+    assert (found["efficacy_argmax_n"], found["efficacy_gen_em_n"]) == (4, 4)
+    assert (found["efficacy_prob"], found["efficacy_prob_n"], found["efficacy_match_n"], found["unscored"]) == (
+        None,
+        0,
+        0,
+        4,
+    )
     assert "--model edited_hf" in found["unscored_reason"] and "mode=none" in found["unscored_reason"]
     found = metrics_of(run("qaedit_wild_reliability", StockLM()), "qaedit_wild_reliability")
-    assert (found["reliability_wild_em_n"], found["reliability_wild_em_wrong_em_n"]) == (4, 0)
+    assert (found["efficacy_wild_em_n"], found["efficacy_wild_em@wrong_em_n"]) == (4, 0)
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("-inf")])
@@ -41,16 +46,16 @@ def test_broken_log_probabilities_are_counted_not_zero(broken: float) -> None:
         return (broken if "Port Elna" in context else -1.0), list(range(len(continuation.split())))
 
     found = metrics_of(run("bake_es", ScriptedLM(likelihoods)), "bake_es")
-    assert (found["es_argmax"], found["es_argmax_n"], found["unscored"]) == (1.0, 3, 1)
+    assert (found["efficacy_argmax"], found["efficacy_argmax_n"], found["unscored"]) == (1.0, 3, 1)
     assert json.loads(found["unscored_reason"]) == {f"log-probability is {broken}": 1}
 
 
 def test_a_task_in_which_nothing_is_scored_still_prints() -> None:
     results = run("bake_es", ScriptedLM(errors=dict.fromkeys("0123", "boom")))
     found = metrics_of(results, "bake_es")
-    assert (found["es_prob"], found["es_prob_n"], found["es_prob_stderr"]) == (None, 0, "N/A")
+    assert (found["efficacy_prob"], found["efficacy_prob_n"], found["efficacy_prob_stderr"]) == (None, 0, "N/A")
     assert json.loads(found["unscored_reason"]) == {"edit failed: boom": 4}
-    assert "es_prob" in make_table(results)
+    assert "efficacy_prob" in make_table(results)
 
 
 # ------------------------------------------------------------------ lm-eval's options
@@ -59,8 +64,8 @@ def test_a_task_in_which_nothing_is_scored_still_prints() -> None:
 def test_standard_errors_are_printed() -> None:
     """lm-eval knows the error of its own mean only; ours must replace its N/A under the same key."""
     results = run("bake_es", ScriptedLM(from_nlls({("Port Elna is the capital of", "Dravonia"): (1.0, 1.0)})))
-    assert metrics_of(results, "bake_es")["es_prob_stderr"] == pytest.approx(0.25)  # values 1, 0, 0, 0
-    row = next(line for line in make_table(results).splitlines() if "|es_prob " in line)
+    assert metrics_of(results, "bake_es")["efficacy_prob_stderr"] == pytest.approx(0.25)  # values 1, 0, 0, 0
+    row = next(line for line in make_table(results).splitlines() if "|efficacy_prob " in line)
     value, sign, error = (cell.strip() for cell in row.strip("|").split("|")[-3:])
     assert (float(value), sign, error) == (0.25, "±", "0.2500")
 
@@ -112,12 +117,12 @@ def test_a_placeholder_request_is_never_scored() -> None:
     assert [request.request_type for request in lm.seen] == ["loglikelihood", "generate_until"]
     assert lm.seen[0].doc["asked"]["kind"] == "placeholder"
     found = metrics_of(results, "bake_gs")
-    assert (found["gs_prob_n"], found["gs_gen_em_n"], found["unscored"]) == (0, 0, 1)
+    assert (found["paraphrase_prob_n"], found["paraphrase_gen_em_n"], found["unscored"]) == (0, 0, 1)
 
 
 def test_log_samples_off_and_no_bootstrap() -> None:
     results = run("bake_es", log_samples=False, bootstrap_iters=0)
-    assert metrics_of(results, "bake_es")["es_prob_n"] == 4
+    assert metrics_of(results, "bake_es")["efficacy_prob_n"] == 4
 
 
 def test_resps_keep_the_raw_text_and_filtered_resps_the_cut_one() -> None:
@@ -158,7 +163,7 @@ def test_chat_template_and_system_instruction_wrap_every_probe() -> None:
 def test_gen_kwargs_change_stop_rule_and_truncation_together() -> None:
     lm = ScriptedLM(texts=lambda context, unedited: " Port Elna; then. More")
     results = run("bake_rq", lm, gen_kwargs="until=;")
-    assert metrics_of(results, "bake_rq")["rqs_gen_em"] == 0.25
+    assert metrics_of(results, "bake_rq")["reverse_qa_gen_em"] == 0.25
     assert results["configs"]["bake_rq"]["generation_kwargs"]["until"] == ";"
 
 
@@ -327,9 +332,9 @@ def test_a_judge_filter_adds_its_own_column(tmp_path: Path, judge_filter: Any) -
         task_manager=judged_task(tmp_path, "qaedit_wild_reliability"),
     )
     matched, judged = metrics_of(results, "judged"), metrics_of(results, "judged", "judge")
-    assert matched["reliability_wild_em"] == 0.0 and "reliability_wild_judge" not in matched
-    assert judged["reliability_wild_judge"] == pytest.approx(1 / 3) and "reliability_wild_em" not in judged
-    assert (judged["reliability_wild_judge_n"], judged["unscored"]) == (3, 1)
+    assert matched["efficacy_wild_em"] == 0.0 and "efficacy_wild_judge" not in matched
+    assert judged["efficacy_wild_judge"] == pytest.approx(1 / 3) and "efficacy_wild_em" not in judged
+    assert (judged["efficacy_wild_judge_n"], judged["unscored"]) == (3, 1)
     assert json.loads(judged["unscored_reason"]) == {"judge: nothing to judge": 1}
     assert "Who designed the Fenwick aqueduct?" in judge_filter.questions  # the bare question, not the prompt
 
@@ -342,9 +347,9 @@ def test_failed_edits_stay_in_the_judge_column(tmp_path: Path, judge_filter: Any
         task_manager=judged_task(tmp_path, "qaedit_wild_reliability"),
     )
     judged = metrics_of(results, "judged", "judge")
-    assert (judged["reliability_wild_judge"], judged["reliability_wild_judge_n"]) == (pytest.approx(1 / 3), 3)
+    assert (judged["efficacy_wild_judge"], judged["efficacy_wild_judge_n"]) == (pytest.approx(1 / 3), 3)
     assert json.loads(judged["unscored_reason"]) == {"edit failed: no such layer": 1}
-    assert not any(name.startswith("reliability_wild_em") for name in judged)
+    assert not any(name.startswith("efficacy_wild_em") for name in judged)
 
 
 def test_a_judge_decides_at_every_stage_of_a_stream(tmp_path: Path, judge_filter: Any) -> None:
@@ -355,7 +360,7 @@ def test_a_judge_decides_at_every_stage_of_a_stream(tmp_path: Path, judge_filter
         task_manager=judged_task(tmp_path, "qaedit_wild_reliability", **settings),
     )
     matched, judged = metrics_of(results, "judged"), metrics_of(results, "judged", "judge")
-    for found, metric in ((matched, "reliability_wild_em"), (judged, "reliability_wild_judge")):
+    for found, metric in ((matched, "efficacy_wild_em"), (judged, "efficacy_wild_judge")):
         assert (found[metric], found[f"{metric}@immediate"], found[f"{metric}@1"]) == (0.5, 1.0, 1.0)
         assert (found[f"{metric}_n"], found[f"{metric}@immediate_n"], found[f"{metric}@1_n"]) == (2, 2, 1)
         assert json.loads(found[f"{metric}@retention"])["matrix"] == [[1.0], [0.0, 1.0]]

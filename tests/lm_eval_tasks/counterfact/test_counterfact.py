@@ -138,15 +138,17 @@ def test_scores_of_a_nested_case_by_hand() -> None:
     }
     lm = ScriptedLM(likelihoods=from_nlls(table))
     found = {task: metrics_of(run(task, lm, {"generate": False}), task) for task in TASKS}
-    assert found["counterfact_es"]["es_prob"] == 2 / 5
+    assert found["counterfact_es"]["efficacy_prob"] == 2 / 5
     # magnitudes of the released code: exp(-NLL) differences; others are ties at 2.0
     em = (math.exp(-1) - math.exp(-2) + math.exp(-1.5) - math.exp(-2)) / 5
-    assert found["counterfact_es"]["em_prob"] == pytest.approx(em)
-    assert found["counterfact_gs"]["gs_prob"] == (1 / 2 + 1 + 0 + 0) / 4
-    assert found["counterfact_ls"]["ls_prob"] == pytest.approx((2 / 3 + 1 / 2 + 0 + 0) / 4)
-    assert found["counterfact_ls"]["ls_prob_n"] == 4
+    assert found["counterfact_es"]["efficacy_magnitude"] == pytest.approx(em)
+    assert found["counterfact_gs"]["paraphrase_prob"] == (1 / 2 + 1 + 0 + 0) / 4
+    assert found["counterfact_ls"]["neighborhood_prob"] == pytest.approx((2 / 3 + 1 / 2 + 0 + 0) / 4)
+    assert found["counterfact_ls"]["neighborhood_prob_n"] == 4
     # 40.00, 37.50, and 29.1666... rounded to 29.17
-    assert found["counterfact_s"]["s_prob"] == pytest.approx(3 / (1 / 40 + 1 / 37.5 + 1 / 29.17) / 100, abs=1e-12)
+    assert found["counterfact_s"]["edit_score_prob"] == pytest.approx(
+        3 / (1 / 40 + 1 / 37.5 + 1 / 29.17) / 100, abs=1e-12
+    )
 
 
 def test_the_sample_answers_every_task() -> None:

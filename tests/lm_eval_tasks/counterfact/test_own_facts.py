@@ -107,14 +107,16 @@ def test_only_comparisons_with_the_old_answer_are_unscored_and_counted(tmp_path:
         for task in ("flat_es", "flat_gs", "flat_ls", "flat_s", "syn_reliability", "wild_generalization")
     }
     es, gs, ls, total = (scores[f"flat_{name}"] for name in ("es", "gs", "ls", "s"))
-    assert (es["es_prob_n"], es["em_prob_n"], es["es_argmax_n"], es["es_match_n"], es["es_gen_em_n"]) == (1, 1, 2, 2, 2)
-    assert es["es_prob_failed"] == es["em_prob_failed"] == 1 and json.loads(es["unscored_reason"]) == {NO_OLD: 1}
-    assert (gs["gs_prob_n"], gs["gs_argmax_n"], gs["gs_gen_em_n"]) == (1, 2, 2)
-    assert ls["ls_prob_n"] == ls["ls_agree_gen_n"] == 2 and ls["unscored"] == 0
-    assert total["s_argmax_n"] == total["s_match_n"] == 2 and total["s_argmax"] is not None
+    counts = {"prob": 1, "magnitude": 1, "argmax": 2, "match": 2, "gen_em": 2}
+    assert {name: es[f"efficacy_{name}_n"] for name in counts} == counts
+    assert es["efficacy_prob_failed"] == es["efficacy_magnitude_failed"] == 1
+    assert json.loads(es["unscored_reason"]) == {NO_OLD: 1}
+    assert (gs["paraphrase_prob_n"], gs["paraphrase_argmax_n"], gs["paraphrase_gen_em_n"]) == (1, 2, 2)
+    assert ls["neighborhood_prob_n"] == ls["neighborhood_agree_gen_n"] == 2 and ls["unscored"] == 0
+    assert total["edit_score_argmax_n"] == total["edit_score_match_n"] == 2 and total["edit_score_argmax"] is not None
     assert json.loads(total["unscored_reason"]) == {NO_OLD: 1}
-    assert scores["syn_reliability"]["reliability_syn_n"] == 2
-    assert scores["wild_generalization"]["generalization_wild_em_n"] == 2
+    assert scores["syn_reliability"]["efficacy_match_n"] == 2
+    assert scores["wild_generalization"]["paraphrase_wild_em_n"] == 2
 
 
 def test_new_events_alone_are_edited_and_answered(tmp_path: Path) -> None:
@@ -122,9 +124,10 @@ def test_new_events_alone_are_edited_and_answered(tmp_path: Path) -> None:
     lm = ScriptedLM(texts=lambda context, unedited: " Farsight.")
     results = run("counterfact_flat", lm, data)["results"]
     es, total = results["counterfact_flat_es"], results["counterfact_flat_s"]
-    assert es["es_prob,none"] is None and es["es_prob_n,none"] == 0
+    assert es["efficacy_prob,none"] is None and es["efficacy_prob_n,none"] == 0
     assert json.loads(es["unscored_reason,none"]) == {NO_OLD: 2}
-    assert es["es_gen_em,none"] == 0.5 and total["s_prob,none"] is None and total["s_match,none"] is not None
+    assert es["efficacy_gen_em,none"] == 0.5
+    assert total["edit_score_prob,none"] is None and total["edit_score_match,none"] is not None
     gs = results["counterfact_flat_gs"]
     assert json.loads(gs["unscored_reason,none"]) == {NO_OLD: 1, "the record has no paraphrase prompts": 1}
     for group in ("counterfact_syn", "counterfact_wild", "counterfact_syn_ar", "counterfact_flat_questions"):

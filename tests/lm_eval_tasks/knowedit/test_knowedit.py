@@ -125,9 +125,9 @@ def test_a_passage_spells_its_subject(tmp_path: Path) -> None:
 def test_parts_without_a_kind_of_question_are_unscored_there(tmp_path: Path) -> None:
     data = {"data": str(write_jsonl(tmp_path / "k.jsonl", [COUNTERFACT, RECENT, WIKIBIO]))}
     scores = run("knowedit", settings=data)["results"]
-    assert scores["knowedit_edit_success"]["edit_success_match_n,none"] == 3
-    assert scores["knowedit_locality"]["locality_agree_tf_n,none"] == 2
-    assert scores["knowedit_generalization"]["generalization_match_n,none"] == 0
+    assert scores["knowedit_edit_success"]["efficacy_match_n,none"] == 3
+    assert scores["knowedit_locality"]["neighborhood_agree_tf_n,none"] == 2
+    assert scores["knowedit_generalization"]["paraphrase_match_n,none"] == 0
     reasons = {task: columns["unscored_reason,none"] for task, columns in scores.items() if task != "knowedit"}
     assert reasons["knowedit_generalization"] == '{"the record has no rephrased questions": 3}'
     assert reasons["knowedit_locality"] == '{"the record has no unrelated questions": 1}'

@@ -114,7 +114,7 @@ def test_a_context_counts_as_listed_and_once_per_edit_under_another_name() -> No
     given = {"0": (0.5, 0.5), "1": (0.8, 0.4), "2": (0.5, 0.5)}
     found = values(likelihoods(case([["0"]], ["1", "1", "2", "1"]), given))
     assert found["ckp_prob"] == {"value": pytest.approx(5 / 8), "weight": 4.0}
-    assert found["ckp_dedup_prob"] == {"value": pytest.approx(3 / 4), "weight": 2.0}
+    assert found["ckp_prob@distinct"] == {"value": pytest.approx(3 / 4), "weight": 2.0}
     assert found["ckp_questions_prob"] == 4
 
 
@@ -269,7 +269,7 @@ def test_other_forms_ask_for_the_object_by_a_statement_and_for_the_relation() ->
 def test_known_chains_are_those_that_the_unedited_model_answers_throughout() -> None:
     """The scripted argmax is right from p = .5: chain 1 is known (ratio 1/2), chain 1-2 is not."""
     found = values(likelihoods(case([["1"], ["1", "2"]]), {"1": (0.8, 0.4), "2": (0.4, 0.4)}))
-    assert found["ifr_known_prob"] == {"value": pytest.approx(1 / 2), "weight": 1.0}
+    assert found["ifr_prob@known"] == {"value": pytest.approx(1 / 2), "weight": 1.0}
     assert found["known_prob"] == {"value": pytest.approx(1 / 2), "weight": 2.0}
 
 
@@ -347,12 +347,12 @@ def test_settings_are_checked(name: str, value: Any) -> None:
 
 
 def test_a_chain_with_an_unknown_question_is_unknown_whatever_its_other_answers() -> None:
-    """ "2" has no answer. Chain 2-3: "3" is unknown (p .4), so it is not in ifr_known; chain 1 is, with ratio 1/2."""
+    """ "2" has no answer. Chain 2-3: "3" is unknown (p .4), so it is not in ifr@known; chain 1 is, with ratio 1/2."""
     given = {"1": (0.8, 0.4), "2": (0.5, 0.5), "3": (0.4, 0.4)}
     answers = likelihoods(case([["2", "3"], ["1"]]), given)
     answers.probes[0] = replace(answers.probes[0], targets=[FailedAnswer("no room")])
     found = scores(answers)
-    assert found["ifr_known_prob"].value == {"value": pytest.approx(1 / 2), "weight": 1.0}
+    assert found["ifr_prob@known"].value == {"value": pytest.approx(1 / 2), "weight": 1.0}
     assert found["ifr_prob"].reason == "no room"
 
 
@@ -382,8 +382,9 @@ def test_columns_of_the_unedited_model_keep_their_value_beside_a_failed_edit() -
         made, failed = scores(make()), scores(after_a_failed_edit(make()))
         for name in of_unedited:
             assert failed[f"{name}_{ending}"] == made[f"{name}_{ending}"], name
-        for name in ("ifr", "ifr_known", "ifr_2", "ifr_active_after", "ifr_1_active_after", "ckp", "deep_edited"):
-            score = failed[f"{name}_{ending}"]
+        of_edited = ["ifr", "ifr_2", "ifr_active_after", "ifr_1_active_after", "ckp", "deep_edited"]
+        for name in [f"ifr_{ending}@known", *(f"{name}_{ending}" for name in of_edited)]:
+            score = failed[name]
             assert score.failed and score.reason == "edit failed: no layer", name
     assert failed["ifr_active_prob"].value == 3 and failed["known_prob"].value["value"] == 1 / 2
 

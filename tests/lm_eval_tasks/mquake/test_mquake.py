@@ -27,6 +27,7 @@ FILE = RECORDS / "mquake.jsonl"
 REAL = REAL_DATA / "mquake"
 EDIT_WISE, INSTANCE_WISE = "mquake_edit_wise", "mquake_instance_wise"
 DIRECT, THOUGHTS = "mquake_multi_hop", "mquake_multi_hop_cot"
+INSTANCE, ANSWER, THOUGHT = "instance_wise", "multi_hop", "multi_hop_cot"  # columns of the last three
 
 
 def records() -> list[dict[str, Any]]:
@@ -174,7 +175,7 @@ def test_exact_is_equality_up_to_case_spaces_and_a_final_period(answer: str, acc
     ],
 )
 def test_short_aliases_are_contained_in_their_own_case_only(answer: str, accepted: list[str], right: bool) -> None:
-    assert MATCHES["contains"](answer, accepted) == right
+    assert MATCHES["alias_contains"](answer, accepted) == right
 
 
 @pytest.mark.parametrize(
@@ -205,10 +206,10 @@ def test_edit_wise_is_the_mean_over_edits_then_over_cases() -> None:
         return " Tarvia. More" if "country" in context else " no"
 
     found = metrics_of(run(EDIT_WISE, ScriptedLM(likelihoods, texts)), EDIT_WISE)
-    assert found["mquake_edit_wise_argmax"] == pytest.approx((1 + 1 / 2 + 1 + 2 / 3 + 1 + 2 / 3 + 1 + 1 / 2) / 8)
-    assert found["mquake_edit_wise_prob"] == 0.0  # old and new objects are equally likely per token
+    assert found["efficacy_argmax"] == pytest.approx((1 + 1 / 2 + 1 + 2 / 3 + 1 + 2 / 3 + 1 + 1 / 2) / 8)
+    assert found["efficacy_prob"] == 0.0  # old and new objects are equally likely per token
     # Tarvia is wanted by case 0 (1 of 1), 3 (1 of 3), 4 (1 of 1) and 5 (1 of 3).
-    assert found["mquake_edit_wise_exact"] == pytest.approx((1 + 0 + 0 + 1 / 3 + 1 + 1 / 3 + 0 + 0) / 8)
+    assert found["efficacy_gen_alias_exact"] == pytest.approx((1 + 0 + 0 + 1 / 3 + 1 + 1 / 3 + 0 + 0) / 8)
 
 
 # -------------------------------------------------------------------- instance-wise
@@ -260,14 +261,14 @@ def test_an_instance_needs_every_fact_of_its_chain() -> None:
     """
     lm = ScriptedLM(writes("Low Bridge"), knows(FACTS))
     found = metrics_of(run(INSTANCE_WISE, lm), INSTANCE_WISE)
-    prefix = INSTANCE_WISE
-    assert found[f"{prefix}_exact"] == pytest.approx((1 + 0 + 1 + 1 + 0 + 1 + 1) / 7)
-    assert (found[f"{prefix}_exact_n"], found[f"{prefix}_exact_failed"]) == (7, 1)
-    assert found[f"{prefix}_kept_exact"] == 1.0
-    counts = [found[f"{prefix}_kept_exact{ending}"] for ending in ("_n", "_excluded", "_failed")]
+    prefix = "instance_wise"
+    assert found[f"{prefix}_alias_exact"] == pytest.approx((1 + 0 + 1 + 1 + 0 + 1 + 1) / 7)
+    assert (found[f"{prefix}_alias_exact_n"], found[f"{prefix}_alias_exact_failed"]) == (7, 1)
+    assert found[f"{prefix}_kept_alias_exact"] == 1.0
+    counts = [found[f"{prefix}_kept_alias_exact{ending}"] for ending in ("_n", "_excluded", "_failed")]
     assert counts == [3, 4, 1]
-    assert found[f"{prefix}_old_exact_unedited"] == pytest.approx((1 + 0 + 1 + 0 + 1 + 0 + 1) / 7)
-    assert found[f"{prefix}_old_contains_unedited"] == pytest.approx((1 + 0 + 1 + 0 + 1 + 1 + 1) / 7)
+    assert found[f"{prefix}_old_alias_exact_unedited"] == pytest.approx((1 + 0 + 1 + 0 + 1 + 0 + 1) / 7)
+    assert found[f"{prefix}_old_alias_contains_unedited"] == pytest.approx((1 + 0 + 1 + 0 + 1 + 1 + 1) / 7)
     assert "there are no demonstrations of relation P999" in found["unscored_reason"]
     prompts = [request.args[0] for request in lm.seen if request.request_type == "generate_until"]
     assert all(prompt.count("Q: ") == 9 for prompt in prompts)  # eight demonstrations
@@ -279,9 +280,9 @@ def test_one_wrong_kept_fact_fails_its_instance() -> None:
     facts = FACTS | {"Which city is the capital of Tarvia?": "It is Sudden"}
     found = metrics_of(run(INSTANCE_WISE, ScriptedLM(writes(), knows(facts))), INSTANCE_WISE)
     # Cases 0 and 4 have the kept fact; nothing else is wrong.
-    assert found["mquake_instance_wise_exact"] == pytest.approx((0 + 1 + 1 + 1 + 0 + 1 + 1) / 7)
-    assert found["mquake_instance_wise_contains"] == 1.0
-    assert found["mquake_instance_wise_kept_exact"] == pytest.approx((0 + 1 + 0) / 3)
+    assert found["instance_wise_alias_exact"] == pytest.approx((0 + 1 + 1 + 1 + 0 + 1 + 1) / 7)
+    assert found["instance_wise_alias_contains"] == 1.0
+    assert found["instance_wise_kept_alias_exact"] == pytest.approx((0 + 1 + 0) / 3)
 
 
 class NoRoom(ScriptedLM):
@@ -306,11 +307,11 @@ def test_a_wrong_fact_decides_an_instance_whose_other_facts_have_no_answer() -> 
     without = ("capital of Tarvia? A:", "capital of Marn? A:")
     lm = NoRoom(*without, likelihoods=writes("Low Bridge"), texts=knows(FACTS))
     found = metrics_of(run(INSTANCE_WISE, lm, {"pre_edit": False}), INSTANCE_WISE)
-    for name in ("exact", "contains"):
-        counts = [found[f"{INSTANCE_WISE}_{name}{ending}"] for ending in ("", "_n", "_failed")]
+    for name in ("alias_exact", "alias_contains"):
+        counts = [found[f"{INSTANCE}_{name}{ending}"] for ending in ("", "_n", "_failed")]
         assert counts == [pytest.approx((0 + 1 + 0 + 1 + 1) / 5), 5, 3], name
     # The kept facts alone: in cases 0 and 4 nothing else is asked, in case 2 The Salt Road is right.
-    assert found[f"{INSTANCE_WISE}_kept_exact_n"] == 0 and "no room" in found["unscored_reason"]
+    assert found[f"{INSTANCE}_kept_alias_exact_n"] == 0 and "no room" in found["unscored_reason"]
 
 
 # ------------------------------------------------------------------------ multi-hop
@@ -330,12 +331,12 @@ def test_one_right_wording_of_three_suffices() -> None:
         return " in Elna"
 
     found = metrics_of(run(DIRECT, ScriptedLM(texts=texts)), DIRECT)
-    assert found[f"{DIRECT}_exact"] == pytest.approx(1 / 8)  # 0, whose other wording says "in Elna"
-    assert found[f"{DIRECT}_contains"] == pytest.approx(1 / 8)
-    assert found[f"{DIRECT}_old_exact"] == 0.0
-    assert found[f"{DIRECT}_old_contains"] == pytest.approx((1 + 1) / 8)  # 0 and 7 in their first wordings
-    assert found[f"{DIRECT}_old_exact_unedited"] == pytest.approx((1 + 1 + 1) / 8)  # 0, 2 and 7
-    assert "mquake_multi_hop_exact_or_0" in found and "mquake_multi_hop_old_exact_unedited_or_0" not in found
+    assert found[f"{ANSWER}_alias_exact"] == pytest.approx(1 / 8)  # 0, whose other wording says "in Elna"
+    assert found[f"{ANSWER}_alias_contains"] == pytest.approx(1 / 8)
+    assert found[f"{ANSWER}_old_alias_exact"] == 0.0
+    assert found[f"{ANSWER}_old_alias_contains"] == pytest.approx((1 + 1) / 8)  # 0 and 7 in their first wordings
+    assert found[f"{ANSWER}_old_alias_exact_unedited"] == pytest.approx((1 + 1 + 1) / 8)  # 0, 2 and 7
+    assert "multi_hop_alias_exact_or_0" in found and "multi_hop_old_alias_exact_unedited_or_0" not in found
 
 
 def test_any_wording_decides() -> None:
@@ -346,7 +347,10 @@ def test_any_wording_decides() -> None:
         return " Sudden" if "in which Low Bridge stands?" in question else " It is Sudden"
 
     found = metrics_of(run(DIRECT, ScriptedLM(texts=texts)), DIRECT)
-    assert (found[f"{DIRECT}_exact"], found[f"{DIRECT}_contains"]) == (pytest.approx(1 / 8), pytest.approx(2 / 8))
+    assert (found[f"{ANSWER}_alias_exact"], found[f"{ANSWER}_alias_contains"]) == (
+        pytest.approx(1 / 8),
+        pytest.approx(2 / 8),
+    )
 
 
 def test_thoughts_end_with_an_answer_or_are_wrong() -> None:
@@ -357,11 +361,11 @@ def test_thoughts_end_with_an_answer_or_are_wrong() -> None:
 
     lm = ScriptedLM(texts=texts)
     found = metrics_of(run(THOUGHTS, lm), THOUGHTS)
-    assert found[f"{THOUGHTS}_exact"] == pytest.approx(1 / 8)  # case 4 wants Sudden, too, but gives no answer
+    assert found[f"{THOUGHT}_alias_exact"] == pytest.approx(1 / 8)  # case 4 wants Sudden, too, but gives no answer
     # Harrow Tower's first wording, in cases 0 (of two wordings), 6 and 7; the last two ask for something else
     asked = sum("the country of Harrow Tower?" in record["questions"][0] for record in records())
     assert asked == 3
-    assert found[f"{THOUGHTS}_answered"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 3) / 8)
+    assert found[f"{THOUGHT}_answered"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 3) / 8)
     first = lm.seen[0]
     assert first.doc["asked"]["until"] == ["\n\n", "\nQuestion:"]
     assert first.args[1]["max_gen_toks"] == 200
@@ -377,7 +381,7 @@ def test_without_the_unedited_model_there_are_half_as_many_answers() -> None:
 def test_a_missing_answer_leaves_a_case_unscored_unless_another_wording_is_right() -> None:
     """Case 0: the edit failed, every answer is missing."""
     found = metrics_of(run(DIRECT, ScriptedLM(errors={"0": "no such layer"})), DIRECT)
-    assert (found[f"{DIRECT}_exact_n"], found[f"{DIRECT}_exact_failed"]) == (7, 1)
+    assert (found[f"{ANSWER}_alias_exact_n"], found[f"{ANSWER}_alias_exact_failed"]) == (7, 1)
 
 
 # ------------------------------------------------------------------ demonstrations

@@ -85,7 +85,7 @@ def test_all_published_cells_and_the_valid_rest_are_in_one_run(grid: dict[str, d
         f"{task}: {name.rpartition('_')[2]}"
         for task, found in grid.items()
         for name in found
-        if name.startswith("reliability_") and name.endswith(("_match", "_em", "_judge"))
+        if name.startswith("efficacy_") and name.endswith(("_match", "_em", "_judge"))
     }
     fixed = [f"{context}_{cell}" for context in ("question_only", "qa_inst") for cell in ("tf", "ar_gold")]
     natural = [f"{context}_ar_natural" for context in ("question_only", "qa_inst")]
@@ -98,45 +98,45 @@ def test_all_published_cells_and_the_valid_rest_are_in_one_run(grid: dict[str, d
     ("task", "metric", "value"),
     [
         # words right / words of the gold answer: aqueduct 2/2, painter 2/2, ode 1/1, tram 0/1
-        ("question_only_tf", "tf_gold_match", (1 + 1 + 1 + 0) / 4),
-        ("question_only_ar_gold", "ar_gold_match", (1 + 1 + 1 + 0) / 4),
+        ("question_only_tf", "efficacy_match", (1 + 1 + 1 + 0) / 4),
+        ("question_only_ar_gold", "efficacy_ar_match", (1 + 1 + 1 + 0) / 4),
         # after the instruction: painter 1/2 forced ("Old Brannock"), 0/2 free ("Old town"), tram 1/1
-        ("qa_inst_tf", "tf_gold_match", (1 + 0.5 + 1 + 1) / 4),
-        ("qa_inst_ar_gold", "ar_gold_match", (1 + 0 + 1 + 1) / 4),
+        ("qa_inst_tf", "efficacy_qa_match", (1 + 0.5 + 1 + 1) / 4),
+        ("qa_inst_ar_gold", "efficacy_qa_ar_match", (1 + 0 + 1 + 1) / 4),
         # exact match: "St. Brannock" is not cut at its full stop, ")" is never matched, "In" is not "1911"
-        ("question_only_tf", "tf_gold_em", 2 / 4),
-        ("question_only_ar_gold", "ar_gold_em", 2 / 4),
-        ("qa_inst_tf", "tf_gold_em", 2 / 4),
-        ("qa_inst_ar_gold", "ar_gold_em", 2 / 4),
-        ("question_only_ar_gold", "ar_gold_judge", 3 / 4),  # ")" is right for the judge
-        ("qa_inst_ar_gold", "ar_gold_judge", 3 / 4),
-        ("qa_inst_tf", "tf_gold_judge", 3 / 4),
+        ("question_only_tf", "efficacy_tf_em", 2 / 4),
+        ("question_only_ar_gold", "efficacy_ar_em", 2 / 4),
+        ("qa_inst_tf", "efficacy_qa_tf_em", 2 / 4),
+        ("qa_inst_ar_gold", "efficacy_qa_ar_em", 2 / 4),
+        ("question_only_ar_gold", "efficacy_ar_judge", 3 / 4),  # ")" is right for the judge
+        ("qa_inst_ar_gold", "efficacy_qa_ar_judge", 3 / 4),
+        ("qa_inst_tf", "efficacy_qa_tf_judge", 3 / 4),
         # up to the stop: "Orsa Lind Orsa Lind ...", "St", ")", "In 1911"
-        ("question_only_ar_natural", "ar_natural_em", 0.0),
-        ("question_only_ar_natural", "ar_natural_judge", 2 / 4),
+        ("question_only_ar_natural", "efficacy_gen_em", 0.0),
+        ("question_only_ar_natural", "efficacy_gen_judge", 2 / 4),
         # and "Orsa Lind Orsa ...", "Old town er ...", ")", "1911 in"
-        ("qa_inst_ar_natural", "ar_natural_em", 0.0),
-        ("qa_inst_ar_natural", "ar_natural_judge", 1 / 4),
-        ("qa_inst_ar_natural", "ar_natural_goes_on", 2 / 4),  # the aqueduct's with itself, the tram's with "in"
-        ("qa_inst_ar_natural", "ar_natural_repeats", 1 / 4),
-        ("question_only_ar_natural", "ar_natural_goes_on", 1 / 4),
-        ("question_only_ar_natural", "ar_natural_repeats", 1 / 4),
+        ("qa_inst_ar_natural", "efficacy_wild_em", 0.0),
+        ("qa_inst_ar_natural", "efficacy_wild_judge", 1 / 4),
+        ("qa_inst_ar_natural", "efficacy_wild_goes_on", 2 / 4),  # the aqueduct's with itself, the tram's with "in"
+        ("qa_inst_ar_natural", "efficacy_wild_repeats", 1 / 4),
+        ("question_only_ar_natural", "efficacy_gen_goes_on", 1 / 4),
+        ("question_only_ar_natural", "efficacy_gen_repeats", 1 / 4),
     ],
 )
 def test_cells_by_hand(grid: dict[str, dict[str, float]], task: str, metric: str, value: float) -> None:
-    assert grid[task][f"reliability_{metric}"] == pytest.approx(value)
-    assert grid[task][f"reliability_{metric}_n"] == 4
+    assert grid[task][metric] == pytest.approx(value)
+    assert grid[task][f"{metric}_n"] == 4
 
 
 def test_published_orderings(grid: dict[str, dict[str, float]]) -> None:
     """Teacher forcing reads the gold answer after an error, and the gold length cuts what follows a right answer."""
-    for context in ("question_only", "qa_inst"):
+    for context, prefix, free_form in (("question_only", "", "gen"), ("qa_inst", "qa_", "wild")):
         forced, free, natural = (grid[f"{context}_{cell}"] for cell in ("tf", "ar_gold", "ar_natural"))
-        assert forced["reliability_tf_gold_match"] >= free["reliability_ar_gold_match"]
-        gold_length = [free[f"reliability_ar_gold_{metric}"] for metric in ("match", "judge", "em")]
+        gold_length = [free[f"efficacy_{prefix}ar_{metric}"] for metric in ("match", "judge", "em")]
+        assert forced[f"efficacy_{prefix}match"] >= gold_length[0]
         assert gold_length == sorted(gold_length, reverse=True)
-        assert natural["reliability_ar_natural_judge"] < free["reliability_ar_gold_judge"]
-        assert natural["reliability_ar_natural_em"] < free["reliability_ar_gold_em"]
+        assert natural[f"efficacy_{free_form}_judge"] < gold_length[1]
+        assert natural[f"efficacy_{free_form}_em"] < gold_length[2]
 
 
 @pytest.mark.parametrize(
@@ -160,12 +160,12 @@ def test_invalid_cells_are_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("settings", "named", "metrics"),
     [
-        ({}, "ar_natural", ["em", "judge", "goes_on", "repeats"]),
-        ({"grid_truncation": "gold_length"}, "ar_gold", ["match", "em", "judge"]),
+        ({}, "ar_natural", ["gen_em", "gen_judge", "gen_goes_on", "gen_repeats"]),
+        ({"grid_truncation": "gold_length"}, "ar_gold", ["ar_match", "ar_em", "ar_judge"]),
         (
             {"grid_truncation": "gold_length", "grid_generation": "teacher_forcing", "grid_metric": "match"},
             "tf",
-            ["match", "em", "judge"],
+            ["match", "tf_em", "tf_judge"],
         ),
     ],
 )
@@ -174,9 +174,8 @@ def test_the_chosen_cell_is_the_named_task(settings: dict[str, str], named: str,
     task = build(f"qaedit_grid_question_only_{named}")
     assert chosen.test_docs() == task.test_docs()
     for built in (chosen, task):
-        protocol = {"tf": "tf_gold"}.get(named, named)
         names = [metric["metric"] for metric in built.config.metric_list]
-        assert names == [f"reliability_{protocol}_{metric}" for metric in metrics]
+        assert names == [f"efficacy_{metric}" for metric in metrics]
 
 
 def test_the_input_is_part_of_a_named_task() -> None:
@@ -201,7 +200,7 @@ def test_the_synthetic_form_of_grace_by_hand() -> None:
     assert decodings == [("Orsa Lind", True), ("Orsa Lind", False)]
     lm = WordLM()
     found = metrics_of(run("qaedit_syn_ar_reliability", lm), "qaedit_syn_ar_reliability")
-    assert found["reliability_syn_ar_match"] == found["reliability_syn_ar_match_spaced"] == pytest.approx(3 / 4)
+    assert found["efficacy_ar_match_unspaced"] == found["efficacy_ar_match"] == pytest.approx(3 / 4)
     lengths = [request.doc["asked"]["decoding"]["length_of"] for request in lm.seen]
     assert lengths[::2] == ["Orsa Lind", "St. Brannock", ")", "1911"]  # no delimiter
     assert lengths[1::2] == [" Orsa Lind", " St. Brannock", " )", " 1911"]
@@ -212,5 +211,5 @@ def test_a_tokenizer_with_tokens_for_spaces_separates_the_two_forms_of_grace() -
     """The release's comparison misses the first token of every perfect edit there."""
     lm = SpacedLM(lambda prompt, unedited: " ".join(list(BARE[prompt].values())[:2]))
     found = metrics_of(run("qaedit_syn_ar_reliability", lm), "qaedit_syn_ar_reliability")
-    assert found["reliability_syn_ar_match"] == pytest.approx((1 / 2 + 1 / 2 + 0 + 0) / 4)
-    assert found["reliability_syn_ar_match_spaced"] == pytest.approx((1 + 1 + 1 + 0) / 4)
+    assert found["efficacy_ar_match_unspaced"] == pytest.approx((1 / 2 + 1 / 2 + 0 + 0) / 4)
+    assert found["efficacy_ar_match"] == pytest.approx((1 + 1 + 1 + 0) / 4)

@@ -26,10 +26,10 @@ def test_paraphrases_are_averaged_within_a_case_first() -> None:
     }
     results = run("bake_gs", ScriptedLM(from_nlls(table)))
     found = metrics_of(results, "bake_gs")
-    assert found["gs_prob"] == pytest.approx((0.5 + 1 + 1) / 3)  # over prompts it would be 3/4
-    assert (found["gs_prob_n"], found["unscored"]) == (3, 1)
+    assert found["paraphrase_prob"] == pytest.approx((0.5 + 1 + 1) / 3)  # over prompts it would be 3/4
+    assert (found["paraphrase_prob_n"], found["unscored"]) == (3, 1)
     assert json.loads(found["unscored_reason"]) == {"the record has no paraphrase prompts": 1}
-    assert results["samples"]["bake_gs"][2]["gs_prob"] is None
+    assert results["samples"]["bake_gs"][2]["paraphrase_prob"] is None
 
 
 def test_locality_wants_the_true_object() -> None:
@@ -40,10 +40,10 @@ def test_locality_wants_the_true_object() -> None:
         return " Ostmark." if unedited or context == prompt else " Dravonia."
 
     found = metrics_of(run("bake_ls", ScriptedLM(from_nlls(table), texts)), "bake_ls")
-    assert found["ls_prob"] == pytest.approx((0.5 + 0 + 0) / 3)
-    assert found["ls_agree_gen"] == pytest.approx((0.5 + 0 + 0) / 3)
-    assert found["ls_agree_tf"] == 1.0  # the script's argmax is the gold answer before and after
-    assert (found["ls_prob_n"], found["unscored"]) == (3, 1)
+    assert found["neighborhood_prob"] == pytest.approx((0.5 + 0 + 0) / 3)
+    assert found["neighborhood_agree_gen"] == pytest.approx((0.5 + 0 + 0) / 3)
+    assert found["neighborhood_agree_tf"] == 1.0  # the script's argmax is the gold answer before and after
+    assert (found["neighborhood_prob_n"], found["unscored"]) == (3, 1)
 
 
 def test_match_and_argmax_differ_by_partial_credit() -> None:
@@ -52,8 +52,8 @@ def test_match_and_argmax_differ_by_partial_credit() -> None:
         return -1.0, [*argmax[:-1], 99] if "Amber" in continuation else argmax
 
     found = metrics_of(run("bake_es", ScriptedLM(likelihoods)), "bake_es")
-    assert found["es_argmax"] == 0.75
-    assert found["es_match"] == pytest.approx((1 + 2 / 3 + 1 + 1) / 4)
+    assert found["efficacy_argmax"] == 0.75
+    assert found["efficacy_match"] == pytest.approx((1 + 2 / 3 + 1 + 1) / 4)
 
 
 def test_a_question_without_a_competitor_has_no_comparison_but_a_match() -> None:
@@ -61,8 +61,8 @@ def test_a_question_without_a_competitor_has_no_comparison_but_a_match() -> None
     doc = likelihood.efficacy_doc(case, {"generate": False})
     assert doc["probes"][0]["targets"] == ["Karsk"]
     measures = likelihood.score_efficacy(doc, CaseAnswers(doc, [scored(-1.0, [0])]))
-    assert evaluate(measures["es_match"]).value == 1.0
-    assert evaluate(measures["es_prob"]) == Score(reason="the record has no old answer to compare with")
+    assert evaluate(measures["efficacy_match"]).value == 1.0
+    assert evaluate(measures["efficacy_prob"]) == Score(reason="the record has no old answer to compare with")
 
 
 def test_the_edit_score_of_a_case_has_one_component_per_factor() -> None:
@@ -74,8 +74,8 @@ def test_the_edit_score_of_a_case_has_one_component_per_factor() -> None:
     better, worse = scored(-1.0, [0]), scored(-2.0, [1])
     measures = likelihood.score_edit_score(doc, CaseAnswers(doc, [better, worse, better, worse]))
     no_paraphrase = "the record has no paraphrase prompts"
-    assert evaluate(measures["s_prob"]) == Score(value=[[1.0], [None], [1.0]], reason=no_paraphrase)
-    assert evaluate(measures["s_argmax"]) == Score(value=[[1.0], [None], [1.0]], reason=no_paraphrase)
+    assert evaluate(measures["edit_score_prob"]) == Score(value=[[1.0], [None], [1.0]], reason=no_paraphrase)
+    assert evaluate(measures["edit_score_argmax"]) == Score(value=[[1.0], [None], [1.0]], reason=no_paraphrase)
 
 
 @pytest.mark.parametrize(("before", "excluded"), [((-2.0, -1.0), False), ((-1.0, -2.0), True), ((-1.0, -1.0), False)])
@@ -85,12 +85,12 @@ def test_the_published_filter_excludes_what_the_unedited_model_prefers(
     doc = likelihood.efficacy_doc(Case(REQUEST), {"generate": False})
     answers = CaseAnswers(doc, [_with_unedited(-1.0, before[0]), _with_unedited(-2.0, before[1])])
     probes = answers.of_kind("efficacy")
-    measures = likelihood.filter_known(likelihood.contrast_measures("es", "em", probes, "edit prompts"), probes)
-    names = ("es_prob", "em_prob", "es_argmax", "es_match")
-    assert set(measures) == {*names, *(f"{name}_all" for name in names)}
-    score = evaluate(measures["es_prob"])
+    measures = likelihood.filter_known(likelihood.contrast_measures("efficacy", probes, "edit prompts"), probes)
+    names = ("efficacy_prob", "efficacy_magnitude", "efficacy_argmax", "efficacy_match")
+    assert set(measures) == {*names, *(f"{name}@all" for name in names)}
+    score = evaluate(measures["efficacy_prob"])
     assert (score.value, score.excluded, score.reason) == (None if excluded else 1.0, excluded, None)
-    assert evaluate(measures["es_prob_all"]).value == 1.0
+    assert evaluate(measures["efficacy_prob@all"]).value == 1.0
 
 
 def _with_unedited(logprob: float, unedited: float) -> object:

@@ -46,14 +46,14 @@ def test_micro_means_by_kind_are_over_the_questions_of_that_kind() -> None:
 def test_locality_is_agreement_over_the_prompts_of_a_kind() -> None:
     """Both prompts about Kessim's patron disagree; all others agree, also where the gold answer is not predicted."""
     found = metrics_of(run(LOCALITY, ScriptedLM(right_at_first)), LOCALITY)
-    assert found["locality_agree_tf"] == pytest.approx((1 + 1 + 1 + 0 + 1) / 5)
+    assert found["neighborhood_agree_tf"] == pytest.approx((1 + 1 + 1 + 0 + 1) / 5)
 
 
 def test_edit_success_and_generalization_ask_their_own_question() -> None:
     """Targets: Pim Adler, Old Ullish, Brée, Norvania, 1920."""
     for task, metric, question in (
-        ("knowedit_edit_success", "edit_success_match", "Who designed Harrow viaduct?"),
-        ("knowedit_generalization", "generalization_match", "Which engineer drew Harrow viaduct?"),
+        ("knowedit_edit_success", "efficacy_match", "Who designed Harrow viaduct?"),
+        ("knowedit_generalization", "paraphrase_match", "Which engineer drew Harrow viaduct?"),
     ):
         lm = ScriptedLM(right_at_first)
         assert metrics_of(run(task, lm), task)[metric] == pytest.approx((1 / 2 + 1 / 2 + 1 + 1 + 1) / 5)

@@ -50,8 +50,10 @@ def test_drift_and_agreement_by_hand() -> None:
     assert sample["revert_agree_prob"] == pytest.approx((1 + 0 + 1) / 3)
     # prompts: (0.5 + 1) / 2, (2 + 0.5) / 2, 0
     assert sample["revert_drift"] == pytest.approx((0.75 + 1.25 + 0) / 3)
-    assert sample["revert_neighbor_drift"] == pytest.approx((0.25 + 1) / 2)
-    assert sample["revert_agree_tf"] == sample["revert_neighbor_agree_tf"] == 1.0  # the script's argmax is the target
+    assert sample["revert_neighborhood_drift"] == pytest.approx((0.25 + 1) / 2)
+    assert (
+        sample["revert_agree_tf"] == sample["revert_neighborhood_agree_tf"] == 1.0
+    )  # the script's argmax is the target
 
 
 def test_agreement_is_along_the_original_object_and_the_neighbors_answer() -> None:
@@ -61,13 +63,13 @@ def test_agreement_is_along_the_original_object_and_the_neighbors_answer() -> No
 
     sample = run("bake_revert", ScriptedLM(likelihoods), limit=1)["samples"]["bake_revert"][0]
     assert sample["revert_agree_tf"] == pytest.approx(2 / 3)
-    assert sample["revert_neighbor_agree_tf"] == 0.5
+    assert sample["revert_neighborhood_agree_tf"] == 0.5
 
 
 def test_a_complete_revert_has_the_values_of_no_edit() -> None:
     found = metrics_of(run("bake_revert", ScriptedLM(lambda *args: from_nlls({})(*args[:2], True))), "bake_revert")
-    assert found["revert_agree_prob"] == found["revert_agree_tf"] == found["revert_neighbor_agree_tf"] == 1.0
-    assert found["revert_drift"] == found["revert_neighbor_drift"] == 0.0
+    assert found["revert_agree_prob"] == found["revert_agree_tf"] == found["revert_neighborhood_agree_tf"] == 1.0
+    assert found["revert_drift"] == found["revert_neighborhood_drift"] == 0.0
 
 
 def test_without_an_original_object_there_is_nothing_to_go_back_to() -> None:

@@ -53,11 +53,11 @@ def test_specificity_is_accuracy_against_the_gold_answer_and_agreement_another_c
     """Gold answers: 1874; Mina Kell; the Ull; green; Ivo Lunt, after a question mark."""
     lm = TwoForms()
     found = metrics_of(run(SPECIFICITY, lm), SPECIFICITY)
-    assert found["specificity_token_acc"] == pytest.approx((0 + 1 / 2 + 1 / 2 + 0 + 1 / 2) / 5)
-    assert found["specificity_match"] == pytest.approx((0 + 1 / 2 + 1 / 2 + 0 + 1 / 2) / 5)
-    assert found["specificity_argmax"] == 0.0
+    assert found["neighborhood_token_acc"] == pytest.approx((0 + 1 / 2 + 1 / 2 + 0 + 1 / 2) / 5)
+    assert found["neighborhood_match"] == pytest.approx((0 + 1 / 2 + 1 / 2 + 0 + 1 / 2) / 5)
+    assert found["neighborhood_argmax"] == 0.0
     # [0, 99] against [99, 98], and [99] against [98]
-    assert found["specificity_agree_tf"] == 0.0
+    assert found["neighborhood_agree_tf"] == 0.0
     assert {request.args[0] for request in lm.seen} >= {"nq question: when did the north canal open?"}
     asked = [(request.doc["asked"]["model"], "token_prompts" in request.doc["asked"]) for request in lm.seen[:2]]
     assert asked == [("edited", True), ("both", False)]  # the unedited model is asked only where its answer counts

@@ -28,11 +28,11 @@ def test_reliability_by_hand() -> None:
         return " 1911." if unedited else generations[question]
 
     found = metrics_of(run("qaedit_wild_reliability", ScriptedLM(texts=texts)), "qaedit_wild_reliability")
-    assert found["reliability_wild_em"] == 0.5
+    assert found["efficacy_wild_em"] == 0.5
     # the unedited model answers the last question rightly
-    assert found["reliability_wild_em_wrong_em"] == pytest.approx(1 / 3)
-    assert found["reliability_wild_em_wrong_em_n"] == 3
-    assert found["reliability_wild_em_wrong_em_excluded"] == 1
+    assert found["efficacy_wild_em@wrong_em"] == pytest.approx(1 / 3)
+    assert found["efficacy_wild_em@wrong_em_n"] == 3
+    assert found["efficacy_wild_em@wrong_em_excluded"] == 1
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_locality_compares_all_tokens_and_reports_empty_pairs() -> None:
         return " 1874. Same start" if "canal" in context and unedited else " 1874. Other end"
 
     found = metrics_of(run("qaedit_wild_locality", ScriptedLM(texts=texts)), "qaedit_wild_locality")
-    assert found["locality_wild_agree_gen"] == 0.75
-    assert found["locality_wild_both_empty"] == 0.25
+    assert found["neighborhood_wild_agree_gen"] == 0.75
+    assert found["neighborhood_wild_both_empty"] == 0.25
 
 
 def test_several_paraphrases_share_one_helper_probe() -> None:
