@@ -445,9 +445,11 @@ class Editor(abc.ABC, Generic[ConfigT]):
     def num_tokens_past_target(self) -> int:
         """Hook: number of tokens that are run behind those that predict the target.
 
-        By default the target's last token, if it is run at all: with ``append_eos`` it predicts the end of the text.
+        By default the target's last token, if it is run at all: with ``append_eos`` it predicts the end of the text,
+        or the space before it (``released``), which is run then, too.
         """
-        return int(self.feeds_last_token or bool(self.overrides.get("append_eos")))
+        append_eos = self.overrides.get("append_eos")
+        return int(self.feeds_last_token or bool(append_eos)) + (append_eos == "released")
 
     def other_lengths(
         self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None

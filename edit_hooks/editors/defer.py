@@ -16,7 +16,8 @@ Not copied from the releases:
 
 - The query in training. EasyEdit's is the last token of prompt and target (``query_token: last_text``), which no prompt
   to be answered contains. The official repository means the last prompt token, the default here, but counts a masked
-  end-of-text token with the prompt on GPT-2 XL and reads the first target token; it trains a space behind the target.
+  end-of-text token with the prompt on GPT-2 XL and reads the first target token; it trains a space behind the target
+  (``append_eos: released``).
 - The look-up in use. EasyEdit's is by the last token of each pass: with a cache every new token decides by itself
   (``query: every_step``), and without one, the last token of the text so far for all tokens. Here a row is looked up
   once.
@@ -39,17 +40,25 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import EditJob, Editor
+from edit_hooks.base.given_tensors import read_shapes
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.gradient.diagnostics import loss_diagnostics
 from edit_hooks.gradient.label_forward import CachedLabelForward, PlainLabelForward, shared_nll
-from edit_hooks.gradient.labeled_rows import LabeledRow, batch_rows, mean_per_row, target_row
+from edit_hooks.gradient.labeled_rows import (
+    APPEND_EOS_HELP,
+    AppendEos,
+    LabeledRow,
+    batch_rows,
+    mean_per_row,
+    target_row,
+)
 from edit_hooks.gradient.side_by_side import make_adam, split_edits
 from edit_hooks.memory.adapter_database import QueryToken
 from edit_hooks.memory.codebook import Query
 from edit_hooks.memory.gated_predictor import KIND, GatedPredictor
 from edit_hooks.memory.steps import step_numbers
-from edit_hooks.modeling.architectures import architecture_of, map_shape, weight_of
+from edit_hooks.modeling.architectures import architecture_of, map_shape, unwrapped, weight_of
 from edit_hooks.modeling.hooks import Registration, frozen, hooks, on_input, on_output, record_at, stop_after
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
@@ -62,6 +71,11 @@ class DEFERConfig(EditorConfig):
 
     module: Literal["mlp_out", "mlp_in"] = config_field(
         "the linear map whose output the values replace", default="mlp_out"
+    )
+    initial_predictor: dict[str, torch.Tensor] | str | None = config_field(
+        "gate and predictor at the start, instead of a draw from the seed: gate_weight [width in], gate_bias [], "
+        "weight [width out, width in], bias [width out]; a mapping or a safetensors file",
+        default=None,
     )
     num_steps: int = config_field(
         "Adam steps on gate and predictor; there is no early stop", within=POSITIVE, default=100
@@ -80,7 +94,7 @@ class DEFERConfig(EditorConfig):
         "(EasyEdit; prompts alone are looked up by another one)",
         default="last_prompt",
     )
-    append_eos: bool = config_field("append the end-of-text token to the target", default=False)
+    append_eos: AppendEos = config_field(APPEND_EOS_HELP, default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,9 +114,18 @@ class DEFER(Editor[DEFERConfig]):
     default_depth = 0.85
     contract_settings: ClassVar[Settings] = {"layers": [1], "num_steps": 8, "lr": 0.015}
 
+    def default_config(self, model: nn.Module) -> DEFERConfig:
+        config = super().default_config(model)
+        if config.initial_predictor is not None:
+            (layer,) = config.edited_layers
+            module = unwrapped(model).get_submodule(architecture_of(model).linear_name(config.module, layer))
+            shapes = predictor_shapes(module)
+            config.initial_predictor = read_shapes(config.initial_predictor, "initial_predictor", shapes)
+        return config
+
     def num_tokens_past_target(self) -> int:
-        """The end of the text, and the last token, which holds the query."""
-        return bool(self.overrides.get("append_eos")) + (self.overrides.get("query_token") == "last_text")
+        """Also the last token, which holds the query."""
+        return super().num_tokens_past_target() + (self.overrides.get("query_token") == "last_text")
 
     def compute(self, job: EditJob[DEFERConfig]) -> list[Delta]:
         """Train independent edits side by side, each its own copy of the stream's gate and predictor."""
@@ -239,23 +262,28 @@ class _Training:
 
 
 def initial_predictor(module: nn.Module, request: EditRequest, config: DEFERConfig) -> GatedPredictor:
-    """Gate and predictor at the start, uniform within 1/sqrt(F).
+    """Gate and predictor at the start: those given, or a draw that is uniform within 1/sqrt(F).
 
     Drawn from the seed and the request, so that they are the same alone and in a batch.
     """
-    width_out, width_in = map_shape(module)
+    if isinstance(config.initial_predictor, dict):
+        return GatedPredictor(**config.initial_predictor)
     generator = torch.Generator().manual_seed((config.seed * 1_000_003 + int(request.key[:15], 16)) % 2**63)
-    bound = 1 / math.sqrt(width_in)
-    shapes: list[tuple[int, ...]] = [(width_in,), (), (width_out, width_in), (width_out,)]
-    return GatedPredictor(
-        *(torch.empty(shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator) for shape in shapes)
-    )
+    bound = 1 / math.sqrt(map_shape(module)[1])
+    tensors = (torch.empty(shape, dtype=torch.float32) for shape in predictor_shapes(module).values())
+    return GatedPredictor(*(tensor.uniform_(-bound, bound, generator=generator) for tensor in tensors))
+
+
+def predictor_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Shapes of gate and predictor at a map, by name and in the order of :class:`GatedPredictor`."""
+    width_out, width_in = map_shape(module)
+    return {"gate_weight": (width_in,), "gate_bias": (), "weight": (width_out, width_in), "bias": (width_out,)}
 
 
 def _target_row(tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: DEFERConfig) -> LabeledRow:
-    """The row of a request; the query at the end of the text needs the target's last token, too."""
-    ids, labels = target_row(tokenizer, request.text, request.continuation, append_eos=config.append_eos)
-    return LabeledRow([*ids, labels[-1][1]] if config.query_token == "last_text" else ids, labels)
+    """The row of a request; the query at the end of the text needs its last token, too."""
+    feed_last = config.query_token == "last_text"
+    return target_row(tokenizer, request.text, request.continuation, append_eos=config.append_eos, feed_last=feed_last)
 
 
 @torch.no_grad()

@@ -25,11 +25,14 @@ from torch import nn
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import EditJob, Editor
+from edit_hooks.base.given_tensors import read_shapes
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.forward_context import ForwardContext
 from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.gradient.diagnostics import loss_diagnostics
 from edit_hooks.gradient.labeled_rows import (
+    APPEND_EOS_HELP,
+    AppendEos,
     LabeledRows,
     batch_rows,
     cache_lower_blocks,
@@ -46,10 +49,11 @@ from edit_hooks.memory.codebook import (
     same_prompt_distance,
 )
 from edit_hooks.memory.steps import step_numbers
-from edit_hooks.modeling.architectures import architecture_of, map_shape, weight_of
+from edit_hooks.modeling.architectures import architecture_of, map_shape, unwrapped, weight_of
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output, record_at
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
+from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
 
 SPLIT_GAP = 1e-5  # by which the older key's radius is smaller after a split, so that the two balls do not overlap
@@ -68,6 +72,12 @@ class GRACEConfig(EditorConfig):
     value_init: Literal["cold", "warm"] = config_field(
         "initial value; cold: uniform in [0, 1); warm: the module's own output", default="cold"
     )
+    initial_values: dict[str, torch.Tensor] | str | None = config_field(
+        "initial values instead of a draw from the seed: values [edits, width out], of which edit n of a stream takes "
+        "row n; a mapping or a safetensors file",
+        instead_of="value_init",
+        default=None,
+    )
     replacement: Replacement = config_field("tokens whose outputs the value replaces", default="replace_last")
     query: Query = config_field(
         "look-up of a row in the codebook: once at prefill, or for every new token as well", default="prefill"
@@ -82,7 +92,7 @@ class GRACEConfig(EditorConfig):
         within=NON_NEGATIVE,
         default=1e-4,
     )
-    append_eos: bool = config_field("append the end-of-text token to the target", default=False)
+    append_eos: AppendEos = config_field(APPEND_EOS_HELP, default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -164,6 +174,15 @@ class GRACE(Editor[GRACEConfig]):
     default_depth = 0.85
     contract_settings: ClassVar[Settings] = {"layers": [1], "num_steps": 8, "lr": 0.5}
 
+    def default_config(self, model: nn.Module) -> GRACEConfig:
+        config = super().default_config(model)
+        if config.initial_values is not None:
+            (layer,) = config.edited_layers
+            module = unwrapped(model).get_submodule(architecture_of(model).linear_name(config.module, layer))
+            shapes = {"values": ("number of edits", map_shape(module)[0])}
+            config.initial_values = read_shapes(config.initial_values, "initial_values", shapes)
+        return config
+
     def warnings(self, job: EditJob[GRACEConfig], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
         return radius_warnings(delta.diagnostics["radius"], delta.diagnostics["query_norm"], job.model)
 
@@ -184,7 +203,7 @@ class GRACE(Editor[GRACEConfig]):
             if config.engine == "fast":
                 cache_lower_blocks(model, rows, layer)
             query_RF, output_RD = _read_at_prompt_end(model, name, rows, context)
-            values_RD = output_RD if config.value_init == "warm" else _cold_values(model, name, job.requests, config)
+            values_RD = output_RD if config.value_init == "warm" else _cold_values(job, name)
             changes = [
                 add_edit(
                     codebook, query_F.cpu(), value_D, [token for _, token in target.labels], config, same_key, rounding
@@ -238,18 +257,25 @@ def _read_at_prompt_end(
     return records["input"], records["output"]
 
 
-def _cold_values(
-    model: nn.Module, name: str, requests: Sequence[EditRequest], config: GRACEConfig
-) -> list[torch.Tensor]:
-    """Initial values [d] of the requests, uniform in [0, 1).
+def _cold_values(job: EditJob[GRACEConfig], name: str) -> list[torch.Tensor]:
+    """Initial values [d] of the requests: those given, or uniform in [0, 1).
 
     Drawn from the seed and the request, so that they are the same alone and in a batch.
     """
-    module, values = model.get_submodule(name), []
-    for request in requests:
+    config, module = job.config, job.model.get_submodule(name)
+    like = at_least_float32(weight_of(module).detach()[:0])
+    if isinstance(config.initial_values, dict):
+        values_ND, number = config.initial_values["values"], len(job.history)
+        if number >= len(values_ND):
+            raise EditingError(
+                f"'initial_values' has {len(values_ND)} values, and this is edit {number + 1} of its stream; give one "
+                "for each."
+            )
+        return [values_ND[number].to(like)] * len(job.requests)
+    values = []
+    for request in job.requests:
         generator = torch.Generator().manual_seed((config.seed * 1_000_003 + int(request.key[:15], 16)) % 2**63)
-        value_D = torch.rand(map_shape(module)[0], generator=generator, dtype=torch.float64)
-        values.append(value_D.to(at_least_float32(weight_of(module))))
+        values.append(torch.rand(map_shape(module)[0], generator=generator, dtype=torch.float64).to(like))
     return values
 
 

@@ -33,6 +33,7 @@ from transformers import PretrainedConfig
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import EditJob, Editor
+from edit_hooks.base.given_tensors import Shape, read_shapes
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import update_norm_ratio
 from edit_hooks.gradient.diagnostics import loss_diagnostics
@@ -46,6 +47,7 @@ from edit_hooks.modeling.architectures import (
     map_shape,
     num_layers,
     require_distinct,
+    unwrapped,
     weight_of,
 )
 from edit_hooks.modeling.hooks import Registration, frozen, hooks
@@ -69,6 +71,11 @@ class LoRAConfig(EditorConfig):
     dropout: float = config_field("dropout of the adapter's input during training", within=SHARE_BELOW_ONE, default=0.1)
     orthogonality: float = config_field(
         "kind=adalora: factor of the penalty that keeps A and B orthogonal", within=NON_NEGATIVE, default=0.5
+    )
+    initial_adapters: dict[str, torch.Tensor] | str | None = config_field(
+        "adapters at the start, instead of a draw from the seed: by module A.<module> [rank, width in], B.<module> "
+        "[width out, rank] and for kind=adalora E.<module> [rank, 1]; a mapping or a safetensors file",
+        default=None,
     )
     num_steps: int = config_field("passes over the requests", within=POSITIVE, default=60)
     lr: float = config_field("Adam learning rate", within=POSITIVE, default=5e-3)
@@ -138,6 +145,13 @@ class LoRA(Editor[LoRAConfig]):
 
     def default_layers(self, model_config: PretrainedConfig) -> list[int]:
         return list(range(num_layers(model_config)))
+
+    def default_config(self, model: nn.Module) -> LoRAConfig:
+        config = super().default_config(model)
+        if config.initial_adapters is not None:
+            shapes = adapter_shapes(unwrapped(model), self.target_modules(config, unwrapped(model)), config)
+            config.initial_adapters = read_shapes(config.initial_adapters, "initial_adapters", shapes)
+        return config
 
     def target_modules(self, config: LoRAConfig, model: nn.Module) -> list[str]:
         return architecture_of(model).all_module_names(config.modules, config.edited_layers)
@@ -389,8 +403,20 @@ class _Dropout:
         return x_RTF * kept / (1 - self.share)
 
 
+def adapter_shapes(model: nn.Module, names: Sequence[str], config: LoRAConfig) -> dict[str, Shape]:
+    """Shapes of the adapters' tensors by their names in ``initial_adapters``."""
+    shapes: dict[str, Shape] = {}
+    for name in names:
+        width_out, width_in = map_shape(model.get_submodule(name))
+        rank = config.initial_rank if config.kind == "adalora" else config.rank
+        shapes |= {f"A.{name}": (rank, width_in), f"B.{name}": (width_out, rank)}
+        if config.kind == "adalora":
+            shapes[f"E.{name}"] = (rank, 1)
+    return shapes
+
+
 def initial_adapters(model: nn.Module, names: Sequence[str], config: LoRAConfig) -> dict[str, Adapter]:
-    """Adapters that change nothing yet, by module, with peft's distributions; float32 or wider.
+    """The given adapters by module, or such that change nothing yet, with peft's distributions; float32 or wider.
 
     Every module's adapter is drawn from a generator of its own.
     """
@@ -401,7 +427,10 @@ def initial_adapters(model: nn.Module, names: Sequence[str], config: LoRAConfig)
         dtype = torch.promote_types(weight.dtype, torch.float32)
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + 2 * number)
         width_out, width_in = map_shape(module)
-        if config.kind == "adalora":
+        given = config.initial_adapters
+        if isinstance(given, dict):
+            adapter = Adapter(given[f"A.{name}"], given[f"B.{name}"], given.get(f"E.{name}"))
+        elif config.kind == "adalora":
             a = torch.empty(config.initial_rank, width_in, dtype=torch.float32).normal_(
                 0, ADALORA_STD, generator=generator
             )

@@ -29,7 +29,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -37,10 +37,13 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import EditJob, Editor
+from edit_hooks.base.given_tensors import read_shapes, wrong_shape
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.gradient.diagnostics import loss_diagnostics
 from edit_hooks.gradient.labeled_rows import (
+    APPEND_EOS_HELP,
+    AppendEos,
     LabeledRow,
     LabeledRows,
     batch_rows,
@@ -63,7 +66,7 @@ from edit_hooks.memory.codebook import distances, radius_warnings, same_prompt_d
 from edit_hooks.memory.steps import NUM_BEFORE
 from edit_hooks.modeling.architectures import Role, architecture_of, map_shape, num_layers, unwrapped, weight_of
 from edit_hooks.modeling.hooks import Registration, frozen, hooks
-from edit_hooks.modeling.tensors import at_least_float32, read_tensors
+from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
@@ -109,11 +112,7 @@ class MELOConfig(EditorConfig):
         within=NON_NEGATIVE,
         default=1e-4,
     )
-    append_eos: bool | Literal["released"] = config_field(
-        "append the end-of-text token to the target; released: behind a space, and trained only if it is not the "
-        "padding token too",
-        default=False,
-    )
+    append_eos: AppendEos = config_field(APPEND_EOS_HELP, default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -220,9 +219,8 @@ class MELO(Editor[MELOConfig]):
         return config
 
     def num_tokens_past_target(self) -> int:
-        """The end of the text, the space before it, and the last token, which holds the query."""
-        append_eos, query_token = self.overrides.get("append_eos"), self.overrides.get("query_token")
-        return bool(append_eos) + (append_eos == "released") + (query_token == "last_text")
+        """Also the last token, which holds the query."""
+        return super().num_tokens_past_target() + (self.overrides.get("query_token") == "last_text")
 
     def warnings(self, job: EditJob[MELOConfig], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
         return radius_warnings(delta.diagnostics["radius"], delta.diagnostics["query_norm"], job.model)
@@ -287,16 +285,9 @@ def _add_edit(
 
 
 def _target_row(tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: MELOConfig) -> LabeledRow:
-    """The row of a request, with the text behind its target and the token of the query."""
-    released = config.append_eos == "released"
-    continuation = request.continuation + " " * released
-    row = target_row(tokenizer, request.text, continuation, append_eos=bool(config.append_eos))
-    ids, labels = row.ids, row.labels
-    if config.query_token == "last_text":
-        ids = [*ids, labels[-1][1]]  # it predicts nothing, but its activation is the query
-    if released and tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
-        labels = labels[:-1]
-    return LabeledRow(ids, labels)
+    """The row of a request; the query at the end of the text needs its last token, too."""
+    feed_last = config.query_token == "last_text"
+    return target_row(tokenizer, request.text, request.continuation, append_eos=config.append_eos, feed_last=feed_last)
 
 
 def _database_after(
@@ -395,20 +386,11 @@ def _read_factors(
     Raises:
         EditingError: for unreadable files, missing modules, and factors of another width, type or rank.
     """
-    given = source if isinstance(source, Mapping) else read_tensors(source, "file of 'initial_factors'")[1]
-    factors = {}
-    for name in modules:
-        if name not in given:
-            raise EditingError(
-                f"'initial_factors' has no factor for {name}; it has {', '.join(sorted(given)) or 'none'}."
-            )
-        factor, width = given[name], map_shape(model.get_submodule(name))[1]
-        if factor.dim() != 2 or len(factor) != width or factor.shape[1] < rank or not factor.is_floating_point():
-            raise EditingError(
-                f"'initial_factors' of {name} is {factor.dtype} {list(factor.shape)}; a floating-point [{width}, "
-                f"number of edits * {rank}] is needed."
-            )
-        factors[name] = factor
+    shapes = {name: (map_shape(model.get_submodule(name))[1], f"number of edits * {rank}") for name in modules}
+    factors = read_shapes(source, "initial_factors", shapes)
+    for name, factor in factors.items():
+        if factor.shape[1] < rank:
+            raise wrong_shape(factor, name, shapes[name], "initial_factors")
     return factors
 
 

@@ -34,6 +34,11 @@ from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
 
 Objective = Literal["target_tokens", "last_token"]
+AppendEos = bool | Literal["released"]
+APPEND_EOS_HELP = (
+    "append the end-of-text token to the target; released: behind a space, and trained only if it is not the padding "
+    "token too"
+)
 
 
 class LabeledRow(NamedTuple):
@@ -91,7 +96,9 @@ def target_row(
     prompt: str,
     continuation: str,
     objective: Objective = "target_tokens",
-    append_eos: bool = False,
+    append_eos: AppendEos = False,
+    *,
+    feed_last: bool = False,
 ) -> LabeledRow:
     """The row of a prompt and its continuation.
 
@@ -99,24 +106,29 @@ def target_row(
         continuation: the target with the white space before it, as in ``EditRequest.continuation``.
         objective: ``target_tokens``: the tokens before a target token predict it; ``last_token``: the prompt alone is
             fed, and its last position predicts every target token.
-        append_eos: the end-of-text token is one more target token.
+        append_eos: the end-of-text token is one more target token; ``released``: behind a space, which is a target
+            token, too, and without a label of its own if it is the padding token.
+        feed_last: the last token is fed as well; it predicts nothing, but its activation can be read.
 
     Raises:
         EditingError: the prompt is empty, the target adds no token, or the tokenizer has no end-of-text token.
     """
-    context, labels = split_continuation(tokenizer, prompt, continuation)
+    context, labels = split_continuation(tokenizer, prompt, continuation + " " * (append_eos == "released"))
     if not context:
         raise UnusableRequestError(f"prompt {prompt!r} has no token before the target; nothing could predict it.")
     if not labels:
         raise UnusableRequestError(f"target {continuation!r} has no token of its own after {prompt!r}.")
     if append_eos:
         if tokenizer.eos_token_id is None:
-            raise EditingError("append_eos=true, but the tokenizer has no end-of-text token.")
+            raise EditingError(f"append_eos={append_eos}, but the tokenizer has no end-of-text token.")
         labels = [*labels, tokenizer.eos_token_id]
     last = len(context) - 1
     if objective == "last_token":
         return LabeledRow(context, [(last, token) for token in labels])
-    return LabeledRow([*context, *labels[:-1]], [(last + i, token) for i, token in enumerate(labels)])
+    ids = [*context, *(labels if feed_last else labels[:-1])]
+    if append_eos == "released" and tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
+        labels = labels[:-1]
+    return LabeledRow(ids, [(last + i, token) for i, token in enumerate(labels)])
 
 
 def batch_rows(model: Any, rows: Sequence[LabeledRow]) -> LabeledRows:

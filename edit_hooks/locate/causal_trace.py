@@ -6,7 +6,8 @@ the prompt's last token:
 
 - clean: the plain prompt;
 - corrupted: Gaussian noise on the embeddings of the subject's tokens, ``noise`` times the standard deviation of the
-  embeddings of all subjects, ``samples`` draws (the same ones for all facts with as many subject tokens);
+  embeddings of all subjects, ``samples`` draws (the same ones for all facts with as many subject tokens), or the noise
+  that is given;
 - restored: the corrupted run with clean values restored at one token: the output of block l (``state``), or of the MLP
   (``mlp``) or attention (``attention``) modules in a window of blocks around l.
 
@@ -23,7 +24,7 @@ Shapes: F facts, N draws, C cells (a fact and one of its tokens), L layers, d re
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
@@ -32,12 +33,14 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from edit_hooks.base.given_tensors import read_given_tensors, tensor_of
 from edit_hooks.locate.restored_runs import KINDS, Cell, Fact, RestoredRuns, last_logits
 from edit_hooks.modeling.architectures import input_device, num_layers, unwrapped
 from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.identity import model_identity
 from edit_hooks.modeling.kv_cache import right_padded
+from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.modeling.tokens import encode, split_continuation, tokens_in_span
 from edit_hooks.request import EditRequest, require_subjects
 from edit_hooks.store.store import Description, Store
@@ -118,13 +121,13 @@ class Trace:
     Attributes:
         effects: kind -> group -> ``mean`` and ``stderr`` [L] over ``count`` tokens; groups without tokens are absent.
         clean, corrupted: mean probability of the answer. skipped: case -> reason.
-        noise_std: standard deviation of the noise, in units of the embeddings.
+        noise_std: standard deviation of the noise, in units of the embeddings; ``None`` if the noise was given.
     """
 
     settings: dict[str, Any]
     num_facts: int
     skipped: dict[str, str]
-    noise_std: float
+    noise_std: float | None
     clean: float
     corrupted: float
     effects: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
@@ -155,6 +158,7 @@ def trace_facts(
     requests: Sequence[EditRequest],
     settings: TraceSettings | None = None,
     *,
+    noise: Mapping[str, torch.Tensor] | str | None = None,
     store: Store | None = None,
     quiet: bool = False,
 ) -> Trace:
@@ -162,13 +166,17 @@ def trace_facts(
 
     Args:
         requests: facts to trace, with subjects; only prompt and target_true matter.
+        noise: the noise itself, in the place of draws with the settings' ``noise`` and ``seed``: by prompt, subject
+            filled in, what is added to the embeddings of its subject's tokens, [samples, subject tokens, d]. A mapping
+            or a safetensors file.
 
     Raises:
-        EditingError: for requests without subject, and when no fact is left to trace.
+        EditingError: for requests without subject, when no fact is left to trace, and for noise that does not fit.
     """
     settings = settings or TraceSettings()
     inner = unwrapped(model)
     require_subjects(requests, "trace")
+    given = None if noise is None else read_given_tensors(noise, "noise")
     with frozen(inner), gradients(False):
         facts, skipped = _select_facts(inner, tokenizer, requests, settings)
         if not facts:
@@ -176,11 +184,13 @@ def trace_facts(
                 f"none of the {len(requests)} facts can be traced: {next(iter(skipped.values()))}. "
                 "Use --answer predicted to trace what the model predicts, right or wrong."
             )
-        noise_std = settings.noise * _embedding_std(inner, facts)
+        if given is not None:
+            facts = _with_noise(inner, facts, requests, given, settings.samples)
+        noise_std = settings.noise * _embedding_std(inner, facts) if given is None else None
         traces = _load_or_run(inner, tokenizer, facts, settings, noise_std, store, quiet)
-    depth = num_layers(inner)
+    depth, unused = num_layers(inner), {} if given is None else {"noise": None, "seed": None}
     return Trace(
-        settings={"layers": depth, **asdict(settings), "window": settings.window_for(depth)},
+        settings={"layers": depth, **asdict(settings), **unused, "window": settings.window_for(depth)},
         num_facts=len(facts),
         skipped=skipped,
         noise_std=noise_std,
@@ -223,6 +233,21 @@ def _encode_fact(tokenizer: PreTrainedTokenizerBase, request: EditRequest) -> tu
     return Fact(request.key, tuple(encoding.ids), subject[0], subject[-1] + 1, -1), true_token
 
 
+def _with_noise(
+    model: Any,
+    facts: Sequence[Fact],
+    requests: Sequence[EditRequest],
+    given: Mapping[str, torch.Tensor],
+    samples: int,
+) -> list[Fact]:
+    """The facts with the noise that is given for their prompts."""
+    width, text_of = model.get_input_embeddings().weight.shape[1], {request.key: request.text for request in requests}
+    return [
+        fact._replace(noise=tensor_of(given, text_of[fact.key], (samples, fact.end - fact.first, width), "noise"))
+        for fact in facts
+    ]
+
+
 def _predict(model: Any, prompts: Sequence[tuple[int, ...]], max_tokens: int) -> list[int]:
     """The most likely next token of every prompt."""
     tokens = []
@@ -233,10 +258,10 @@ def _predict(model: Any, prompts: Sequence[tuple[int, ...]], max_tokens: int) ->
 
 
 def _embedding_std(model: Any, facts: Sequence[Fact]) -> float:
-    """Standard deviation of the embeddings of all subject tokens, over all entries."""
+    """Standard deviation of the embeddings of all subject tokens over all entries, unbiased as in ROME's release."""
     tokens = [token for fact in facts for token in fact.ids[fact.first : fact.end]]
     embedded = model.get_input_embeddings()(torch.tensor(tokens, device=input_device(model)))
-    return float(embedded.double().std(correction=0))
+    return float(embedded.double().std())
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------
@@ -247,7 +272,7 @@ def _load_or_run(
     tokenizer: PreTrainedTokenizerBase,
     facts: Sequence[Fact],
     settings: TraceSettings,
-    noise_std: float,
+    noise_std: float | None,
     store: Store | None,
     quiet: bool,
 ) -> list[FactTrace]:
@@ -262,6 +287,8 @@ def _load_or_run(
 
     def description(fact: Fact) -> Description:
         inputs = {**identity, "request": fact.key, "answer": fact.answer}
+        if fact.noise is not None:
+            inputs |= {"seed": None, "noise": tensor_digest(fact.noise)}
         return Description(what="causal trace", model=model_parts, code=code_fingerprint(__name__), inputs=inputs)
 
     traces: dict[int, FactTrace] = {}
@@ -282,9 +309,11 @@ def _load_or_run(
     return [traces[index] for index in range(len(facts))]
 
 
-def _trace_batch(model: nn.Module, facts: Sequence[Fact], settings: TraceSettings, noise_std: float) -> list[FactTrace]:
+def _trace_batch(
+    model: nn.Module, facts: Sequence[Fact], settings: TraceSettings, noise_std: float | None
+) -> list[FactTrace]:
     """All runs of a few facts."""
-    runs = RestoredRuns(model, facts, samples=settings.samples, noise_std=noise_std, seed=settings.seed)
+    runs = RestoredRuns(model, facts, samples=settings.samples, noise_std=noise_std or 0.0, seed=settings.seed)
     window = settings.window_for(runs.depth)
     corrupted_F = runs.corrupted_FN.mean(1)
     cells = [Cell(index, token) for index, fact in enumerate(facts) for token in range(fact.first, len(fact.ids))]

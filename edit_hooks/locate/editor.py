@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import EditJob, Editor
+from edit_hooks.base.given_tensors import read_given_tensors
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.locate.context_templates import BARE, BARE_SET, check_templates, sample_templates
 from edit_hooks.locate.corpora import check_source, digest_of, is_text_source
@@ -156,6 +157,8 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
         config.record_digest("moment_digest", "second_moments", digest)
         if is_text_source(config.second_moments):
             check_length(model, config.moment_length)
+        if config.evk_noise is not None:
+            config.evk_noise = read_given_tensors(config.evk_noise, "evk_noise")
         return config
 
     def check_inputs(self, config: LocateThenEditConfigT) -> None:

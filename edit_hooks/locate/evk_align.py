@@ -12,9 +12,9 @@ three is drawn at random. The distributions are those of the next token after th
 tokens that the original model finds most likely; k is small in the early evaluations of the loss and larger later. The
 offset is added to an instance at the same site and token as to the edit prompt.
 
-Choices that the paper leaves open: the noise is drawn once per edit from ``seed`` and the prompt, and stays fixed; the
-second k applies after half of ``num_steps``; the method's own KL term and weight decay remain; the early stop tests the
-loss without this term, so that lambda = 0 is the plain method.
+Choices that the paper leaves open: the noise is drawn once per edit from ``seed`` and the prompt, or given
+(``evk_noise``), and stays fixed; the second k applies after half of ``num_steps``; the method's own KL term and weight
+decay remain; the early stop tests the loss without this term, so that lambda = 0 is the plain method.
 
 sigma is absolute in the paper (``evk_sigma``). Embeddings of model families differ widely in size, so its default is
 relative to the standard deviation of their entries (``evk_relative_sigma``). Where sigma is so small that an instance
@@ -34,6 +34,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.config import config_field
+from edit_hooks.base.given_tensors import tensor_of
 from edit_hooks.locate.rows import FactToken, Row, fact_position, key_row
 from edit_hooks.locate.value_batch import Batch, MakeForward, ValueForward
 from edit_hooks.modeling.architectures import input_device
@@ -96,6 +97,12 @@ class EVKAlignConfig:
     evk_drifts: list[Drift] = config_field(
         "which tokens may be perturbed", default_factory=lambda: ["subject", "relation", "all"]
     )
+    evk_noise: dict[str, torch.Tensor] | str | None = config_field(
+        "the noise itself, instead of a draw from the seed: by edit prompt, subject filled in, [evk_instances, tokens, "
+        "embedding width]; a mapping or a safetensors file",
+        instead_of=("evk_sigma", "evk_relative_sigma", "evk_drifts"),
+        default=None,
+    )
 
     def check_evk_settings(self) -> None:
         """Raise EditingError for values that make no sense."""
@@ -121,23 +128,24 @@ class EVKSettings(Protocol):
     evk_top_k: list[int]
     evk_stage: float
     evk_drifts: list[Drift]
+    evk_noise: dict[str, torch.Tensor] | str | None
     seed: int
     num_steps: int
     fact_token: FactToken
 
 
 class Instance(NamedTuple):
-    """A perturbed prompt: its row, its drift, and the noise [T, d], float64."""
+    """A perturbed prompt: its row, its drift (``None``: with given noise), and the noise [T, d], float64."""
 
     row: Row
-    drift: Drift
+    drift: Drift | None
     noise_TD: torch.Tensor
 
 
 def draw_instances(
     tokenizer: PreTrainedTokenizerBase, request: EditRequest, width: int, sigma: float, config: EVKSettings
 ) -> list[Instance]:
-    """Draw the perturbed prompts of one request.
+    """Draw the perturbed prompts of one request, or take their noise as given.
 
     They depend on the request, the seed and the settings only.
 
@@ -145,7 +153,7 @@ def draw_instances(
         width: size of the input embeddings. sigma: standard deviation of the noise on them, absolute.
 
     Raises:
-        UnusableRequestError: when the prompt has no token for any of the drifts.
+        UnusableRequestError: when the prompt has no token for any of the drifts, or none of the given noise is its.
     """
     assert request.subject_span is not None
     encoding = encode(tokenizer, request.text)
@@ -153,6 +161,8 @@ def draw_instances(
     position = fact_position(encoding, request.subject_span, num_tokens, config.fact_token)
     # The label marks the position that is read; its token id is not used.
     row = Row(tuple(encoding.ids), position, ((num_tokens - 1, 0),), num_tokens)
+    if isinstance(config.evk_noise, dict):
+        return [Instance(row, None, noise_TD) for noise_TD in _given_noise(request, num_tokens, width, config)]
     positions = drift_positions(encoding, request.subject_span)
     possible = [drift for drift in config.evk_drifts if positions[drift]]
     if not possible:
@@ -166,6 +176,16 @@ def draw_instances(
         noise_PD = gaussian_noise((len(positions[drift]), width), sigma, generator, torch.float64)
         instances.append(Instance(row, drift, noise_at(positions[drift], num_tokens, noise_PD)))
     return instances
+
+
+def _given_noise(request: EditRequest, num_tokens: int, width: int, config: EVKSettings) -> torch.Tensor:
+    """The given noise of a request [instances, T, d], float64."""
+    assert isinstance(config.evk_noise, dict)
+    try:
+        shape = (config.evk_instances, num_tokens, width)
+        return tensor_of(config.evk_noise, request.text, shape, "evk_noise").double()
+    except EditingError as error:
+        raise UnusableRequestError(f"case {request.case_id}: {error}") from error
 
 
 class EVKTerm:
@@ -272,20 +292,28 @@ def evk_term(
     if config.evk_weight > 0:
         rows = [group[0].row for group in instances]
         prompts = make_forward(Batch.of([([row], key_row(row)) for row in rows], input_device(model)))
-        _check_divergence(requests, term.divergence_from(prompts).tolist(), sigma, sigma / embedding_std(model))
+        size = _size(sigma, embedding_std(model), config)
+        _check_divergence(requests, term.divergence_from(prompts).tolist(), size)
     return term
 
 
-def _check_divergence(
-    requests: Sequence[EditRequest], divergences: Sequence[float], sigma: float, ratio: float
-) -> None:
+def _size(sigma: float, std: float, config: EVKSettings) -> str:
+    """A sentence about the size of the noise, and what to try where it is too small."""
+    if config.evk_noise is not None:
+        return "give larger noise in evk_noise."
+    return (
+        f"sigma is {sigma:.3g}, {sigma / std:.3g} times the standard deviation of the embeddings; try "
+        f"evk_relative_sigma={max(DEFAULT_RELATIVE_SIGMA, 2 * sigma / std):.2g}."
+    )
+
+
+def _check_divergence(requests: Sequence[EditRequest], divergences: Sequence[float], size: str) -> None:
     """Refuse requests whose instances are answered like their prompts."""
     too_close = {
         request.key: (
             f"case {request.case_id}: EVK-Align's perturbed prompt is answered like the edit prompt {request.text!r} "
             f"(divergence {divergence:.4f} nats, at least {SMALLEST_DIVERGENCE:g} are needed), so it would preserve "
-            f"the answer that the edit replaces. sigma is {sigma:.3g}, {ratio:.3g} times the standard deviation of the "
-            f"embeddings; try evk_relative_sigma={max(DEFAULT_RELATIVE_SIGMA, 2 * ratio):.2g}."
+            f"the answer that the edit replaces; {size}"
         )
         for request, divergence in zip(requests, divergences, strict=True)
         if divergence < SMALLEST_DIVERGENCE
@@ -302,7 +330,9 @@ def noise_of(model: Any, config: EVKSettings) -> float:
 
 
 def log_noise(model: Any, config: EVKSettings) -> None:
-    """Log sigma and its ratio to the standard deviation of the embeddings."""
+    """Log sigma and its ratio to the standard deviation of the embeddings, if the noise is drawn."""
+    if config.evk_noise is not None:
+        return
     sigma = noise_of(model, config)
     ratio = sigma / embedding_std(model)
     log.info("EVK-Align: sigma is %.3g, %.2f times the standard deviation of the input embeddings.", sigma, ratio)

@@ -41,6 +41,7 @@ class Fact(NamedTuple):
 
     Attributes:
         ids: the prompt. first, end: the subject's tokens [first, end). answer: first token of the answer.
+        noise: on the subject's tokens [N, end - first, d]; ``None``: drawn.
     """
 
     key: str
@@ -48,6 +49,7 @@ class Fact(NamedTuple):
     first: int
     end: int
     answer: int
+    noise: torch.Tensor | None = None
 
 
 class Cell(NamedTuple):
@@ -100,7 +102,9 @@ class RestoredRuns:
                 noise_at(
                     range(fact.first, fact.end),
                     self.ids_FT.shape[1],
-                    subject_noise(samples, fact.end - fact.first, width, noise_std, seed),
+                    subject_noise(samples, fact.end - fact.first, width, noise_std, seed)
+                    if fact.noise is None
+                    else fact.noise,
                 )
                 for fact in facts
             ]

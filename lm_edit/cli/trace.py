@@ -47,6 +47,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--window", type=whole(), help="blocks restored together; default: 10 of 48, scaled to the model's depth"
     )
     parser.add_argument("--seed", type=whole(SEED), default=0, help="seed of the noise")
+    parser.add_argument(
+        "--noise-file",
+        help="the noise itself, in the place of --noise and --seed: a safetensors file with a tensor [samples, subject "
+        "tokens, width] per prompt, named by the prompt",
+    )
     parser.add_argument("--max-tokens", type=whole(), default=4096, help="tokens per forward pass (default 4096)")
     parser.add_argument("--store", help="folder of the store of finished facts, or off")
     parser.add_argument("--out", help="write all effects to this JSON file")
@@ -57,18 +62,21 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     from edit_hooks.lm.edit_sources import load_edits
     from edit_hooks.locate.causal_trace import TraceSettings, trace_facts
+    from edit_hooks.modeling.tensors import require_tensors
     from edit_hooks.request import require_subjects
     from lm_edit.figures.causal_trace import plot_trace
     from lm_edit.figures.output import check_output
 
-    check_output_files(args, "out", "plot", inputs=[args.edits, args.data, args.pretrained])
+    check_output_files(args, "out", "plot", inputs=[args.edits, args.data, args.pretrained, args.noise_file])
     if args.plot:
         check_output(args.plot)
+    if args.noise_file:
+        require_tensors(args.noise_file, "file of --noise-file")
     settings = TraceSettings(args.samples, args.noise, args.seed, args.window, args.answer, args.max_tokens)
     requests = load_edits(args.edits, data_settings(args), args.num_edits)
     require_subjects(requests, "trace")
     store, lm = open_store(args.store), load_model(args)
-    trace = trace_facts(lm.model, lm.tokenizer, requests, settings, store=store)
+    trace = trace_facts(lm.model, lm.tokenizer, requests, settings, noise=args.noise_file, store=store)
     _print_trace(trace)
     if args.out:
         write_output(args.out, json.dumps({"model": model_name(lm), **trace.to_dict()}, indent=1) + "\n")

@@ -35,8 +35,8 @@ def test_factors_that_do_not_fit_are_refused_before_the_weights_are_loaded(gpt2,
         ({NAME: torch.zeros(width, 1)}, "is needed"),
         ({NAME: torch.zeros(width)}, "is needed"),
         ({NAME: torch.zeros(width, 2, dtype=torch.long)}, "torch.int64"),
-        ({}, f"no factor for {NAME}; it has none"),
-        (str(tmp_path / "elsewhere.safetensors"), f"no factor for {NAME}; it has elsewhere"),
+        ({}, f"no tensor for {NAME}; it has none"),
+        (str(tmp_path / "elsewhere.safetensors"), f"no tensor for {NAME}; it has elsewhere"),
         (str(tmp_path / "text.safetensors"), "cannot be read"),
         (str(tmp_path / "missing.safetensors"), "missing.safetensors"),
     ):
@@ -56,17 +56,20 @@ def test_the_stored_configuration_names_given_factors_by_their_checksum(gpt2, tm
 
 
 @pytest.mark.parametrize(
-    ("settings", "behind"),
+    ("editor", "settings", "behind"),
     [
-        ({}, -1),
-        ({"append_eos": True}, 0),
-        ({"append_eos": "released"}, 1),
-        ({"query_token": "last_text"}, 0),
-        ({"query_token": "last_text", "append_eos": "released"}, 2),
+        ("melo", {}, -1),
+        ("melo", {"append_eos": True}, 0),
+        ("melo", {"append_eos": "released"}, 1),
+        ("melo", {"query_token": "last_text"}, 0),
+        ("melo", {"query_token": "last_text", "append_eos": "released"}, 2),
+        ("defer", {"append_eos": "released"}, 1),
+        ("defer", {"query_token": "last_text", "append_eos": "released"}, 2),
+        ("grace", {"append_eos": "released"}, 1),
     ],
     ids=str,
 )
-def test_a_text_of_the_whole_context_is_edited_and_a_longer_one_refused(settings, behind, gpt2):
+def test_a_text_of_the_whole_context_is_edited_and_a_longer_one_refused(editor, settings, behind, gpt2):
     model, tokenizer = gpt2
     limit = position_limit(model.config)
     request = EDIT_REQUESTS[0]
@@ -80,11 +83,11 @@ def test_a_text_of_the_whole_context_is_edited_and_a_longer_one_refused(settings
     while run_tokens(f".{text}") <= limit:
         text = f".{text}"
     assert run_tokens(text) == limit
-    editor = make("melo", num_steps=1, **settings)
+    made = make(editor, num_steps=1, **settings)
     fits, longer = (EditRequest(prompt=prompt, target_new=request.target_new) for prompt in (text, f"the. {text}"))
-    assert len(editor.edit(model, tokenizer, [fits])) == 1
+    assert len(made.edit(model, tokenizer, [fits])) == 1
     with pytest.raises(UnusableRequestError, match="positions"):
-        editor.edit(model, tokenizer, [longer])
+        made.edit(model, tokenizer, [longer])
 
 
 def test_an_emptied_cluster_stays_in_a_stream_and_its_prompt_is_answered_as_before(gpt2, tmp_path):

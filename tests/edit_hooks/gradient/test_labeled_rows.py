@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from edit_hooks import EditingError
-from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, NATURAL_TOKENIZER, NUM_LAYERS
+from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, NATURAL_TOKENIZER, NUM_LAYERS, build_tokenizer
 from edit_hooks.gradient.labeled_rows import (
     LabeledRow,
     batch_rows,
@@ -30,6 +30,20 @@ def test_each_target_token_is_predicted_from_the_token_before_it(tiny_tokenizer)
     with_end = target_row(tokenizer, PROMPT, TARGET, append_eos=True)
     assert with_end.ids == [*context, *target]
     assert with_end.labels == [*row.labels, (len(context) - 1 + len(target), tokenizer.eos_token_id)]
+
+
+def test_the_released_end_is_a_space_and_the_end_of_text():
+    """Both are labels, but for an end of text that is the padding token; fed to the last token if that is read."""
+    tokenizer = build_tokenizer("byte_bpe_bos")
+    context, target = split_continuation(tokenizer, PROMPT, f"{TARGET} ")
+    assert len(target) == len(split_continuation(tokenizer, PROMPT, TARGET)[1]) + 1
+    labels = [(len(context) - 1 + index, token) for index, token in enumerate([*target, tokenizer.eos_token_id])]
+    other = tokenizer.convert_ids_to_tokens(7)
+    for pad, kept in ((other, labels), (tokenizer.eos_token, labels[:-1]), (None, labels[:-1])):
+        tokenizer.pad_token = pad
+        assert target_row(tokenizer, PROMPT, TARGET, append_eos="released") == LabeledRow([*context, *target], kept)
+        whole = target_row(tokenizer, PROMPT, TARGET, append_eos="released", feed_last=True)
+        assert whole == LabeledRow([*context, *target, tokenizer.eos_token_id], kept)
 
 
 def test_the_last_prompt_token_can_predict_all_target_tokens(tiny_tokenizer):
