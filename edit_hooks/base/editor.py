@@ -66,8 +66,22 @@ class EditJob(Generic[ConfigT]):
 class Editor(abc.ABC, Generic[ConfigT]):
     """Computes deltas for edit requests and leaves the model unchanged.
 
-    A subclass implements :meth:`compute`; methods marked as hooks are optional. Capabilities are attributes that
-    runners read; no code compares editor names. Editors that wrap another one set them per instance.
+    A subclass implements :meth:`compute`; hooks are optional:
+
+    =====================================  =========================================================================
+    kind of editor                         hooks that it overrides
+    =====================================  =========================================================================
+    any                                    ``check_request``, ``warnings``, ``guesses``
+    chooses blocks in its own way          ``default_layers``, ``names_layers``, ``layer_settings``
+    edits other maps than MLP outputs      ``target_modules``
+    samples texts with the seed            ``fill_sampled_settings``, ``known_contexts``
+    reads statistics or a trained network  ``check_inputs`` (before loading), ``prepare``, ``default_config``
+    runs more tokens than prompt, target   ``num_tokens_past_target``, ``other_lengths``
+    wraps another editor                   all that the wrapped editor answers: see :mod:`edit_hooks.base.wrapper`
+    =====================================  =========================================================================
+
+    Capabilities are attributes that runners read; no code compares editor names. Editors that wrap another one set them
+    per instance.
 
     Attributes:
         name: registry name, also of file, configuration folder and parity test. A class that does not set it and
