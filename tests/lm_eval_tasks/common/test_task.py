@@ -21,6 +21,7 @@ from task_runs import FOLDER, build, data_of, from_nlls, metrics_of, run, run_on
 from edit_hooks.answers import GeneratedText
 from edit_hooks.utils.errors import EditingError
 from judges.base import Verdict
+from lm_eval_tasks.common.answers import NOT_FINITE
 from lm_eval_tasks.common.run_options import unused_generation_settings
 
 # ------------------------------------------------------------------ stock models, broken answers
@@ -40,14 +41,14 @@ def test_stock_models_score_what_their_answers_hold() -> None:
     assert (found["efficacy_wild_em_n"], found["efficacy_wild_em@wrong_em_n"]) == (4, 0)
 
 
-@pytest.mark.parametrize("broken", [float("nan"), float("-inf")])
-def test_broken_log_probabilities_are_counted_not_zero(broken: float) -> None:
+@pytest.mark.parametrize(("broken", "reason"), [(float("nan"), NOT_FINITE), (float("-inf"), "log-probability is -inf")])
+def test_broken_log_probabilities_are_counted_not_zero(broken: float, reason: str) -> None:
     def likelihoods(context: str, continuation: str, unedited: bool) -> tuple[float, list[int]]:
         return (broken if "Port Elna" in context else -1.0), list(range(len(continuation.split())))
 
     found = metrics_of(run("bake_es", ScriptedLM(likelihoods)), "bake_es")
     assert (found["efficacy_argmax"], found["efficacy_argmax_n"], found["unscored"]) == (1.0, 3, 1)
-    assert json.loads(found["unscored_reason"]) == {f"log-probability is {broken}": 1}
+    assert json.loads(found["unscored_reason"]) == {reason: 1}
 
 
 def test_a_task_in_which_nothing_is_scored_still_prints() -> None:
