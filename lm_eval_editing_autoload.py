@@ -141,7 +141,7 @@ def _add_anomalies(evaluator: "ModuleType") -> None:
         if results and given.get("samples") and "config" in results:  # lm-eval does not record them
             results["config"]["samples"] = given["samples"]
         if results and "edited_hf" in results.get("config", {}):
-            from lm_eval_tasks.common.anomalies import add_anomalies
+            from lm_eval_tasks.report.anomalies import add_anomalies
 
             add_anomalies(results)
             _name_run(tracker, results)
@@ -169,7 +169,7 @@ def _name_run(tracker: "Any", results: "Any") -> None:
     if tracker is None:
         return
     try:
-        from lm_eval_tasks.common.run_names import name_run
+        from lm_eval_tasks.report.run_facts import name_run
 
         name_run(tracker, results)
     except Exception as error:
@@ -191,15 +191,15 @@ def _compare_with_unedited(evaluator: "ModuleType") -> None:
         named = loaded.get("tasks") or {}
         tasks = list(named.values())
         if (begin := getattr(lm, "begin_evaluation", None)) is not None:
-            from lm_eval_tasks.common.run_names import generation_settings_of_ordinary, ordinary_tasks
+            from lm_eval_tasks.report.run_facts import generation_settings_of_ordinary, ordinary_tasks
 
             begin(generation_settings_of_ordinary(tasks), ordinary_tasks(named))
         if _to_compare:
-            from lm_eval_tasks.common.run_options import check_task_settings
+            from lm_eval_tasks.report.run_options import check_task_settings
 
             check_task_settings(*_to_compare.pop(), tasks)
         if _generation_settings:
-            from lm_eval_tasks.common.run_options import unused_generation_settings
+            from lm_eval_tasks.report.run_options import unused_generation_settings
 
             if (note := unused_generation_settings(_generation_settings.pop(), tasks)) is not None:
                 import logging
@@ -207,15 +207,15 @@ def _compare_with_unedited(evaluator: "ModuleType") -> None:
                 logging.getLogger("lm_eval.lm_eval_editing").warning(note)
         if lm is None or begin is None:
             return original(*args, **kwargs)
-        from lm_eval_tasks.common.rank_prompts import prompts_of_one_process
+        from lm_eval_tasks.report.rank_prompts import prompts_of_one_process
 
         with prompts_of_one_process(lm, tasks):
-            from lm_eval_tasks.common.broken_answers import without_broken_answers
+            from lm_eval_tasks.report.broken_answers import without_broken_answers
 
             answered = without_broken_answers(original)
             if not getattr(lm, "compares_unedited", False):
                 return answered(*args, **kwargs)
-            from lm_eval_tasks.common.unedited_columns import evaluate_both
+            from lm_eval_tasks.report.unedited_columns import evaluate_both
 
             return evaluate_both(answered, *args, **kwargs)
 
@@ -242,8 +242,8 @@ def _shorten_table(utils: "ModuleType") -> None:
     @functools.wraps(original)
     def make_table(result_dict: "Any", column: str = "results", *args: "Any", **kwargs: "Any") -> "Any":
         try:
-            from lm_eval_tasks.common.anomalies import table_note
-            from lm_eval_tasks.common.result_table import left_out_note, shown_results
+            from lm_eval_tasks.report.anomalies import table_note
+            from lm_eval_tasks.report.printed_table import left_out_note, shown_results
 
             shown = shown_results(result_dict, column)
             is_last = column != "results" or "groups" not in result_dict

@@ -14,9 +14,9 @@ from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.export import export_merged, export_peft
 from edit_hooks.deltas.saved import check_base, read_deltas, save_edits, saved_files, stream_folder
-from edit_hooks.lm.edit_sources import load_edited_cases
-from edit_hooks.lm.independent import FailedEdit
+from edit_hooks.lm.editing.independent import FailedEdit
 from edit_hooks.lm.model import EditedHFLM
+from edit_hooks.lm.options.edit_sources import load_edited_cases
 from edit_hooks.modeling.weights import has_quantized_weights
 from edit_hooks.request import RequestGroup, require_subjects
 from edit_hooks.utils.errors import EditingError

@@ -24,8 +24,8 @@ from edit_hooks.modeling.tensors import write_tensors
 from edit_hooks.state_reading import StateReading
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
 from edit_hooks.utils.files import sha256_of, write_atomically
-from lm_eval_tasks.common.benchmark import find_benchmark
-from lm_eval_tasks.common.cases import NEIGHBORHOOD, Case
+from lm_eval_tasks.common.records.benchmark import find_benchmark
+from lm_eval_tasks.common.records.cases import NEIGHBORHOOD, Case
 from lm_eval_tasks.common.settings import Settings
 from lm_eval_tasks.protocols.stability import EVK_NOISE_SEED, EVK_STATE, perturbed_prompts, sigma_of
 

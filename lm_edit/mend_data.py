@@ -21,9 +21,9 @@ from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.json_io import read_rows
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.numbers import require_whole
-from lm_eval_tasks.common.benchmark import benchmarks_of_record, find_benchmark
-from lm_eval_tasks.common.cases import Case, LeftOut
-from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.records.benchmark import benchmarks_of_record, find_benchmark
+from lm_eval_tasks.common.records.cases import Case, LeftOut
+from lm_eval_tasks.common.records.fields import Fields
 from lm_eval_tasks.common.settings import SEPARATOR, Settings
 from lm_eval_tasks.zsre.benchmark import LOCALITY_PREFIX, counterfactual_answer
 

@@ -10,7 +10,7 @@ from typing import Any
 from edit_hooks.request import EditRequest, separators_of
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.json_io import read_rows
-from lm_eval_tasks.common.benchmark import all_benchmarks, find_benchmark
+from lm_eval_tasks.common.records.benchmark import all_benchmarks, find_benchmark
 from lm_eval_tasks.common.settings import Settings
 
 

@@ -11,32 +11,32 @@ from typing import TYPE_CHECKING
 from edit_hooks.utils.public_names import lazy_names
 
 if TYPE_CHECKING:
-    from lm_eval_tasks.common.benchmark import Benchmark, all_benchmarks, load_edit_requests
-    from lm_eval_tasks.common.cases import Case, LeftOut, Question
-    from lm_eval_tasks.common.dataset import Source
-    from lm_eval_tasks.common.fields import Fields, source_id
-    from lm_eval_tasks.common.population import POPULATION
-    from lm_eval_tasks.common.published import HubFile, PublishedFile
+    from lm_eval_tasks.common.records.benchmark import Benchmark, all_benchmarks, load_edit_requests
+    from lm_eval_tasks.common.records.cases import Case, LeftOut, Question
+    from lm_eval_tasks.common.records.dataset import Source
+    from lm_eval_tasks.common.records.fields import Fields, source_id
+    from lm_eval_tasks.common.records.published import HubFile, PublishedFile
+    from lm_eval_tasks.common.scoring.population import POPULATION
     from lm_eval_tasks.common.settings import Setting, Settings, choice_setting
-    from lm_eval_tasks.common.task import EditingTask
+    from lm_eval_tasks.common.task.task import EditingTask
 
 _HOMES = {
-    "POPULATION": "common.population",
-    "Benchmark": "common.benchmark",
-    "Case": "common.cases",
-    "EditingTask": "common.task",
-    "Fields": "common.fields",
-    "HubFile": "common.published",
-    "LeftOut": "common.cases",
-    "PublishedFile": "common.published",
-    "Question": "common.cases",
+    "POPULATION": "common.scoring.population",
+    "Benchmark": "common.records.benchmark",
+    "Case": "common.records.cases",
+    "EditingTask": "common.task.task",
+    "Fields": "common.records.fields",
+    "HubFile": "common.records.published",
+    "LeftOut": "common.records.cases",
+    "PublishedFile": "common.records.published",
+    "Question": "common.records.cases",
     "Setting": "common.settings",
     "Settings": "common.settings",
-    "Source": "common.dataset",
-    "all_benchmarks": "common.benchmark",
+    "Source": "common.records.dataset",
+    "all_benchmarks": "common.records.benchmark",
     "choice_setting": "common.settings",
-    "load_edit_requests": "common.benchmark",
-    "source_id": "common.fields",
+    "load_edit_requests": "common.records.benchmark",
+    "source_id": "common.records.fields",
 }
 
 __all__ = [

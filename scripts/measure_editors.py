@@ -221,8 +221,8 @@ def measure_seconds(job: Job) -> dict[str, Any]:
     """Seconds per edit of eight edits made together, after one that warms up and loads or collects statistics."""
     import torch
 
-    from edit_hooks.lm.edit_sources import load_edits
     from edit_hooks.lm.model import EditedHFLM
+    from edit_hooks.lm.options.edit_sources import load_edits
 
     lm = EditedHFLM(**job.options, store="off")
     requests = load_edits("bake", {"data": "mini"}, NUM_TIMED + 1)

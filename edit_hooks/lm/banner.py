@@ -6,7 +6,7 @@ from typing import Any
 
 from edit_hooks.assets.demo_name import DEMO_NAME
 from edit_hooks.deltas.export import holds_edits
-from edit_hooks.lm.options import EditingOptions
+from edit_hooks.lm.options.editing import EditingOptions
 from edit_hooks.utils.logs import get_logger
 
 log = get_logger("lm_eval.edited_hf")

@@ -31,24 +31,26 @@ from edit_hooks.in_context.fact_memory import require_models
 from edit_hooks.inference import states
 from edit_hooks.inference.items import GenerateItem, Item, ScoreItem
 from edit_hooks.inference.token_prompts import score_parts
+from edit_hooks.lm.asking.chats import Chats
+from edit_hooks.lm.asking.contexts import ContextExamples, edit_context_of, with_edited_texts
+from edit_hooks.lm.asking.engine import Engine
+from edit_hooks.lm.asking.item_builder import ItemBuilder
+from edit_hooks.lm.asking.prompt_edits import PromptEdits
+from edit_hooks.lm.asking.stored_answers import AnswerStore, read_code
 from edit_hooks.lm.banner import about_edits_in, log_banner
-from edit_hooks.lm.chats import Chats
-from edit_hooks.lm.contexts import ContextExamples, edit_context_of, with_edited_texts
-from edit_hooks.lm.data_parallel import DataParallelMixin, start_processes
-from edit_hooks.lm.devices import describe_devices
-from edit_hooks.lm.edit_sources import is_file, read_plan
-from edit_hooks.lm.engine import Engine
-from edit_hooks.lm.harness import LateLoadingHFLM
-from edit_hooks.lm.independent import IndependentEdits
-from edit_hooks.lm.item_builder import ItemBuilder
-from edit_hooks.lm.kept_answers import AnswerStore, read_code
-from edit_hooks.lm.model_options import loading_words
-from edit_hooks.lm.options import FROM_PRETRAINED, EditingOptions, check_known_options, take_sets
-from edit_hooks.lm.ordinary_tasks import OrdinaryTasks
-from edit_hooks.lm.prompt_edits import PromptEdits
-from edit_hooks.lm.quantization import QUANTIZATION_OPTIONS, check_quantization
+from edit_hooks.lm.editing.independent import IndependentEdits
+from edit_hooks.lm.editing.stream import EditStream, Guard
+from edit_hooks.lm.editing.unusable import warn_of_unusable
+from edit_hooks.lm.loading.data_parallel import DataParallelMixin, start_processes
+from edit_hooks.lm.loading.devices import describe_devices
+from edit_hooks.lm.loading.hflm import LateLoadingHFLM
+from edit_hooks.lm.loading.recorded_options import absolute_places, recorded_model, recorded_options
+from edit_hooks.lm.loading.versions import installed_versions
+from edit_hooks.lm.options.edit_sources import is_file, read_plan
+from edit_hooks.lm.options.editing import FROM_PRETRAINED, EditingOptions, check_known_options, take_sets
+from edit_hooks.lm.options.loading import loading_words
+from edit_hooks.lm.options.quantization import QUANTIZATION_OPTIONS, check_quantization
 from edit_hooks.lm.questions import read_questions, warn_of_questions, warn_of_shortened, with_cut
-from edit_hooks.lm.recorded_options import absolute_places, recorded_model, recorded_options
 from edit_hooks.lm.sessions import (
     AnswerJobsOn,
     Question,
@@ -59,11 +61,9 @@ from edit_hooks.lm.sessions import (
     UneditedSession,
     answer_distinct,
 )
-from edit_hooks.lm.stock_texts import stock_items, stock_text, watched_texts
-from edit_hooks.lm.stream import EditStream, Guard
-from edit_hooks.lm.unedited_stock import UneditedStock, counted_pairs
-from edit_hooks.lm.unusable import warn_of_unusable
-from edit_hooks.lm.versions import installed_versions
+from edit_hooks.lm.stock.checks import OrdinaryTasks
+from edit_hooks.lm.stock.texts import stock_items, stock_text, watched_texts
+from edit_hooks.lm.stock.unedited import UneditedStock, counted_pairs
 from edit_hooks.modeling.architectures import architecture_of, unwrapped
 from edit_hooks.modeling.generation_settings import answering_parts, require_followed
 from edit_hooks.modeling.identity import ModelIdentity, model_identity
@@ -88,8 +88,8 @@ AnswerJobs = Callable[[Any], Sequence[ModelAnswer]]
 class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     """lm-eval's Hugging Face class with an editor.
 
-    Options are those of ``--model hf`` and the fields of :class:`~edit_hooks.lm.options.EditingOptions`. Without
-    ``pretrained`` the embedded demo model is used.
+    Options are those of ``--model hf`` and the fields of :class:`~edit_hooks.lm.options.editing.EditingOptions`.
+    Without ``pretrained`` the embedded demo model is used.
     """
 
     option_names = (*OWN_OPTIONS, *FROM_PRETRAINED, *QUANTIZATION_OPTIONS)  # besides the parameters of `HFLM`

@@ -30,10 +30,10 @@ from edit_hooks.decoding import AskedModel
 from edit_hooks.deltas.apply import UNEDITED_STATE, AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference.items import Item
-from edit_hooks.lm.edit_effects import EFFECTS, LONG, EditEffects
-from edit_hooks.lm.independent import FailedEdit, IndependentEdits, group_key
-from edit_hooks.lm.plan import EditPlan
-from edit_hooks.lm.stream import EditStream
+from edit_hooks.lm.editing.effects import EFFECTS, LONG, EditEffects
+from edit_hooks.lm.editing.independent import FailedEdit, IndependentEdits, group_key
+from edit_hooks.lm.editing.stream import EditStream
+from edit_hooks.lm.options.plan import EditPlan
 from edit_hooks.request import EditRequest, RequestGroup
 
 # Computes the answers of jobs, which are items with the edit under which each is answered, or None. The text is the

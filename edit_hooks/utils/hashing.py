@@ -19,7 +19,7 @@ _NOT_COMPUTING = frozenset(
     f"edit_hooks.{name}"
     for name in (
         "base.registry",
-        "lm.edit_cost",
+        "lm.editing.cost",
         "utils.errors",
         "utils.files",
         "utils.hashing",

@@ -27,7 +27,7 @@ from lm_edit.cli.command import (
 )
 
 if TYPE_CHECKING:
-    from lm_eval_tasks.bake.categories import Category
+    from lm_edit.builders.bake.categories import Category
 
 
 def add_category_argument(parser: argparse.ArgumentParser) -> None:
@@ -86,8 +86,8 @@ def _add_facts_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_facts(args: argparse.Namespace) -> int:
-    from lm_eval_tasks.bake.categories import categorize
-    from lm_eval_tasks.bake.wikidata import content, convert, parse_relation_file, swap
+    from lm_edit.builders.bake.categories import categorize
+    from lm_edit.builders.bake.wikidata import content, convert, parse_relation_file, swap
 
     files = swap([parse_relation_file(text) for text in args.results], args.swap)
     check_output_files(args, "out", inputs=[file.path for file in files])
@@ -126,10 +126,10 @@ def _add_templates_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_templates(args: argparse.Namespace) -> int:
+    from lm_edit.builders.bake.derivation import KINDS, derive
+    from lm_edit.builders.bake.templates import templates_content
     from lm_eval_tasks.bake.benchmark import BAKE_QJ
-    from lm_eval_tasks.bake.derivation import KINDS, derive
-    from lm_eval_tasks.bake.templates import templates_content
-    from lm_eval_tasks.common.dataset import read_raw
+    from lm_eval_tasks.common.records.dataset import read_raw
 
     check_output_files(args, "out", inputs=args.records)
     read = [read_raw(BAKE_QJ.source, {"data": data}) for data in args.records]

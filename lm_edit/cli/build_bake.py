@@ -26,8 +26,8 @@ from lm_edit.cli.command import (
 
 if TYPE_CHECKING:
     from judges.model.writer import Writer
-    from lm_eval_tasks.bake.building import Built, FactTable
-    from lm_eval_tasks.bake.writing import Written
+    from lm_edit.builders.bake.building import Built, FactTable
+    from lm_edit.builders.bake.writing import Written
 
 REPLY_TOKENS = 1024  # unless the writer's settings name a limit; a reply has nine templates
 UNKNOWN = "the model does not prefer the original answer to the desired one"
@@ -85,8 +85,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from lm_eval_tasks.bake.building import build_records, read_fact_table
-    from lm_eval_tasks.bake.templates import read_templates
+    from lm_edit.builders.bake.building import build_records, read_fact_table
+    from lm_edit.builders.bake.templates import read_templates
 
     _check_writer_options(args)
     check_output_files(args, "out", "templates_out", inputs=[args.facts, *args.templates, args.writer])
@@ -126,7 +126,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _say_categories(args: argparse.Namespace, table: FactTable) -> None:
     """Print the categories of the relations to edit; warn of those that the papers ask about in the other form."""
-    from lm_eval_tasks.bake.categories import categorize
+    from lm_edit.builders.bake.categories import categorize
 
     found = categorize(table.facts, args.category_rule)
     edited = {name: one for name, one in found.items() if args.relations is None or name in args.relations}
@@ -161,8 +161,8 @@ def _write_templates(args: argparse.Namespace, table: FactTable) -> bool:
         EditingError: if no relation lacks templates, or some still lack what their facts need.
     """
     from judges.model.factory import make_writer
-    from lm_eval_tasks.bake.templates import read_templates, templates_content
-    from lm_eval_tasks.bake.writing import make_chats, read_replies
+    from lm_edit.builders.bake.templates import read_templates, templates_content
+    from lm_edit.builders.bake.writing import make_chats, read_replies
 
     relations = table.without_templates()
     if not relations:
@@ -198,7 +198,7 @@ def _write_templates(args: argparse.Namespace, table: FactTable) -> bool:
 def _provenance(args: argparse.Namespace, writer: Writer, written: Written) -> dict[str, Any]:
     """Origin of written templates, and what was dropped."""
     from edit_hooks.utils.files import sha256_of, user_path
-    from lm_eval_tasks.bake.writing import PROMPT_NAME, prompt_hash
+    from lm_edit.builders.bake.writing import PROMPT_NAME, prompt_hash
 
     return {
         "builder": "lm-edit build-bake",
@@ -226,8 +226,8 @@ def _keep_known(args: argparse.Namespace, built: Built) -> None:
     """Keep the records whose original fact the model has, with what it said in ``provenance``."""
     from edit_hooks.assets.demo_name import DEMO_NAME
     from edit_hooks.lm.model import EditedHFLM
-    from lm_edit.known_facts import Choice, ask
-    from lm_eval_tasks.bake.building import fact_of, reverse_question
+    from lm_edit.builders.bake.building import fact_of, reverse_question
+    from lm_edit.builders.known_facts import Choice, ask
 
     lm = EditedHFLM(**model_options(args), mode="none", store="off")
     answers = ask(lm, [Choice(*reverse_question(record, args.form)) for record in built.records])

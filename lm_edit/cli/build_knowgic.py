@@ -21,8 +21,8 @@ from lm_edit.cli.command import (
 )
 
 if TYPE_CHECKING:
-    from lm_eval_tasks.knowgic.graph import KnowledgeGraph
-    from lm_eval_tasks.knowgic.joining import Joined
+    from lm_edit.builders.knowgic.graph import KnowledgeGraph
+    from lm_edit.builders.knowgic.joining import Joined
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from lm_eval_tasks.knowgic.graph import build_record, read_graph
+    from lm_edit.builders.knowgic.graph import build_record, read_graph
 
     if args.joined_out is not None and len(args.graphs) == 1:
         raise EditingError("--joined-out is for several graphs, and one is given; drop it.")
@@ -78,7 +78,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _join(args: argparse.Namespace) -> KnowledgeGraph:
     """The joined graph, after a report."""
-    from lm_eval_tasks.knowgic.joining import join_graphs, read_graphs
+    from lm_edit.builders.knowgic.joining import join_graphs, read_graphs
 
     joined = join_graphs(read_graphs(args.graphs))
     if args.joined_out:

@@ -16,8 +16,8 @@ from lm_edit.cli.command import Verb, add_overwrite_argument, check_output_files
 
 if TYPE_CHECKING:
     from judges.model.writer import Writer
-    from lm_eval_tasks.qaedit.building import Building
-    from lm_eval_tasks.qaedit.questions import LocalityPair, Question, QuestionFile, Reading
+    from lm_edit.builders.qaedit.building import Building
+    from lm_edit.builders.qaedit.questions import LocalityPair, Question, QuestionFile, Reading
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,8 +66,8 @@ def _run(args: argparse.Namespace) -> int:
 
 def _run_building(args: argparse.Namespace) -> int:
     from judges.model.factory import make_writer
-    from lm_eval_tasks.qaedit.building import BuildSettings, build, check_pool, make_chats
-    from lm_eval_tasks.qaedit.questions import parse_question_file, read_locality, read_questions
+    from lm_edit.builders.qaedit.building import BuildSettings, build, check_pool, make_chats
+    from lm_edit.builders.qaedit.questions import parse_question_file, read_locality, read_questions
 
     if args.categories_out is not None:
         raise EditingError("--categories-out belongs to --categories-only; add it, or drop --categories-out.")
@@ -104,7 +104,7 @@ def _given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 def _run_labeling(args: argparse.Namespace) -> int:
     from judges.model.factory import make_writer
-    from lm_eval_tasks.qaedit.labeling import label, make_chats, read_records
+    from lm_edit.builders.qaedit.labeling import label, make_chats, read_records
 
     for name in ("locality", "num_locality", "seed"):
         if getattr(args, name) is not None:

@@ -19,7 +19,7 @@ from lm_edit.cli.command import (
 )
 
 if TYPE_CHECKING:
-    from lm_edit.seed_triplets import Drawn
+    from lm_edit.builders.knowgic.seed_triplets import Drawn
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,9 +40,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from lm_edit.seed_triplets import draw_seeds
-    from lm_eval_tasks.common.benchmark import find_benchmark
-    from lm_eval_tasks.knowgic.seeds import parse_seeds
+    from lm_edit.builders.knowgic.seed_triplets import draw_seeds
+    from lm_edit.builders.knowgic.seeds import parse_seeds
+    from lm_eval_tasks.common.records.benchmark import find_benchmark
 
     check_output_files(args, "out", inputs=[args.data])
     loaded = find_benchmark("mquake").load({"data": args.data})

@@ -61,7 +61,7 @@ def _add_tasks_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_tasks(args: argparse.Namespace) -> int:
-    from lm_eval_tasks.common.catalog import list_tasks
+    from lm_eval_tasks.report.catalog import list_tasks
 
     rows = [row for row in list_tasks() if all(word.lower() in " ".join(row).lower() for word in args.words)]
     if not rows:

@@ -190,7 +190,7 @@ def check_subset(args: argparse.Namespace) -> None:
     Raises:
         EditingError: as described.
     """
-    from edit_hooks.lm.edit_sources import is_file
+    from edit_hooks.lm.options.edit_sources import is_file
 
     if is_file(args.edits) and (args.subset is not None or args.subset_seed is not None):
         raise EditingError(

@@ -31,7 +31,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     from edit_hooks.utils.json_io import read_rows
-    from lm_eval_tasks.bake.conversion import Wording, convert, read_released_prompts
+    from lm_edit.builders.bake.conversion import Wording, convert, read_released_prompts
 
     check_output_files(args, "out", inputs=[args.concepts, *args.final])
     given = {"edit": args.edit_prompt, "paraphrase": args.paraphrase_prompt, "judge": args.judge_question}

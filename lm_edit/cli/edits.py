@@ -81,8 +81,8 @@ def print_effects(edits: Sequence[SavedEdit]) -> None:
     Then the requests whose targets did not, and all warnings.
     """
     from edit_hooks.deltas.saved import INDEX_NAME
-    from edit_hooks.lm.edit_effects import NLL_AFTER, NLL_BEFORE, TARGET_NLLS
-    from edit_hooks.lm.neutral_prompts import FIRST_TOKEN_KL
+    from edit_hooks.lm.editing.effects import NLL_AFTER, NLL_BEFORE, TARGET_NLLS
+    from edit_hooks.lm.editing.neutral_prompts import FIRST_TOKEN_KL
 
     if not edits:
         return

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from judges.backends.base import Outcome
     from judges.model.writer import Writer, WriterPlan
     from judges.prompt import Chat
-    from lm_eval_tasks.knowgic.growth import Grower, Growth
-    from lm_eval_tasks.knowgic.review import Review
+    from lm_edit.builders.knowgic.growth import Grower, Growth
+    from lm_edit.builders.knowgic.review import Review
 
 LIMITS = ("rounds", "attempts", "chain_questions", "max_chains", "max_facts", "seed")
 REPLY_TOKENS = 512  # unless the writer's settings name a limit; reasoning has several sentences
@@ -85,8 +85,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     from judges.backends.hf import HFBackend
     from judges.model.factory import make_writer
-    from lm_eval_tasks.knowgic.growth import Grower, Limits
-    from lm_eval_tasks.knowgic.seeds import read_seeds
+    from lm_edit.builders.knowgic.growth import Grower, Limits
+    from lm_edit.builders.knowgic.seeds import read_seeds
 
     check_output_files(args, "out", inputs=[args.seeds, args.writer, *filter(None, [args.review])])
     seeds = read_seeds(args.seeds)
@@ -124,7 +124,7 @@ def _run(args: argparse.Namespace) -> int:
 def _read_review(args: argparse.Namespace) -> Review | None:
     """The decisions so far; ``None`` without ``--review``."""
     from edit_hooks.utils.outputs import check_output_file
-    from lm_eval_tasks.knowgic.review import read_review
+    from lm_edit.builders.knowgic.review import read_review
 
     if args.review is None:
         return None
@@ -183,7 +183,7 @@ def _say_plan(planned: _Planned, grower: Grower, limits: Any) -> None:
 
 def _hand_over(args: argparse.Namespace, growth: Growth, review: Review) -> None:
     """Write what waits for people and what failed, and tell them."""
-    from lm_eval_tasks.knowgic.review import ChainFailure, append_lines
+    from lm_edit.builders.knowgic.review import ChainFailure, append_lines
 
     new = [proposal for proposal in growth.waiting if review.lacks(proposal)]
     if new or growth.failures:

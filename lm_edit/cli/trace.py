@@ -60,7 +60,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from edit_hooks.lm.edit_sources import load_edits
+    from edit_hooks.lm.options.edit_sources import load_edits
     from edit_hooks.locate.causal_trace import TraceSettings, trace_facts
     from edit_hooks.modeling.tensors import require_tensors
     from edit_hooks.request import require_subjects

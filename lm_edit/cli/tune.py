@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from edit_hooks.lm.model import EditedHFLM
     from lm_edit.tuning.search import Outcome
     from lm_edit.tuning.trials import Trial
-    from lm_eval_tasks.common.cases import Case
+    from lm_eval_tasks.common.records.cases import Case
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -136,8 +136,8 @@ def _model_text(args: argparse.Namespace, lm: EditedHFLM) -> str:
 
 def _source(args: argparse.Namespace) -> str:
     """The source of the facts, with the options that choose its records and their order."""
-    from edit_hooks.lm.edit_sources import is_file
-    from lm_eval_tasks.common.dataset import choose_data
+    from edit_hooks.lm.options.edit_sources import is_file
+    from lm_eval_tasks.common.records.dataset import choose_data
 
     if is_file(args.edits):
         return str(args.edits)

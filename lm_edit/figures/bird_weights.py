@@ -24,7 +24,7 @@ from lm_edit.figures.select import (
     with_unedited,
 )
 from lm_edit.figures.spec import FigureSpec
-from lm_eval_tasks.common.editor_settings import find_setting, without_setting
+from lm_eval_tasks.report.editor_settings import find_setting, without_setting
 
 if TYPE_CHECKING:
     from pandas import DataFrame

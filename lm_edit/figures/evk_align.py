@@ -8,7 +8,7 @@ from lm_edit.figures.charts import Chart
 from lm_edit.figures.needs import DEFAULTS, Needs, Options
 from lm_edit.figures.paired import Comparison, draw_pairs
 from lm_edit.figures.spec import FigureSpec
-from lm_eval_tasks.common.editor_settings import find_setting
+from lm_eval_tasks.report.editor_settings import find_setting
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -15,7 +15,7 @@ from lm_edit.figures.inputs import Inputs
 from lm_edit.figures.needs import FILE, Needs, Options
 from lm_edit.figures.output import INSTALL
 from lm_edit.figures.spec import FigureSpec
-from lm_eval_tasks.common.run_options import portable
+from lm_eval_tasks.report.run_options import portable
 
 if TYPE_CHECKING:
     from numpy import ndarray

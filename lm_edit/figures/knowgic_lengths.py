@@ -5,7 +5,7 @@ from __future__ import annotations
 from lm_edit.figures.needs import DATA, Needs, Options
 from lm_edit.figures.spec import FigureSpec
 from lm_edit.figures.tables import Table
-from lm_eval_tasks.common.benchmark import find_benchmark
+from lm_eval_tasks.common.records.benchmark import find_benchmark
 
 PREFIX = "chains_of_"  # counts that the benchmark reports with its records
 

@@ -7,8 +7,8 @@ from collections import Counter
 from lm_edit.figures.needs import DATA, Needs, Options
 from lm_edit.figures.spec import FigureSpec
 from lm_edit.figures.tables import Table
-from lm_eval_tasks.common.benchmark import find_benchmark
-from lm_eval_tasks.common.breakdown import CATEGORY
+from lm_eval_tasks.common.records.benchmark import find_benchmark
+from lm_eval_tasks.common.scoring.breakdown import CATEGORY
 
 NEEDS = Needs(
     "qaedit_categories",

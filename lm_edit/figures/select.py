@@ -15,7 +15,7 @@ from edit_hooks.utils.errors import EditingError
 from lm_edit.figures.charts import Reference, Series
 from lm_edit.figures.needs import Needs, Options
 from lm_edit.figures.rows import SAMPLE_FILE, rows_at
-from lm_eval_tasks.common.columns import same_up_to_last_digits
+from lm_eval_tasks.common.scoring.columns import same_up_to_last_digits
 
 if TYPE_CHECKING:
     from pandas import DataFrame

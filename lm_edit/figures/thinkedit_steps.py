@@ -11,7 +11,7 @@ from lm_edit.figures.select import OF_CASE_SETS, require_comparable_documents
 from lm_edit.figures.spec import FigureSpec
 from lm_edit.figures.tables import Table
 from lm_edit.figures.thinkedit import BY_METRIC, choose_documents
-from lm_eval_tasks.common.aggregation import mean_scored, pooled_mean, total_scored
+from lm_eval_tasks.common.scoring.aggregation import mean_scored, pooled_mean, total_scored
 from lm_eval_tasks.knowgic.chains import MAX_STEPS
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from lm_eval.utils import handle_non_serializable, hash_string
 
 from edit_hooks.utils.printable import printable
 from lm_edit.judged_results.replay import SavedTask, another_task, as_json, build_task, plain_pipelines, with_answers
-from lm_eval_tasks.common.columns import COMPANIONS, SEPARATOR, SUMMARIES
-from lm_eval_tasks.common.judge_filter import PIPELINE
-from lm_eval_tasks.common.population import WRONG_JUDGE
-from lm_eval_tasks.common.stages import filter_all_stages
-from lm_eval_tasks.common.task import EditingTask
+from lm_eval_tasks.common.scoring.columns import COMPANIONS, SEPARATOR, SUMMARIES
+from lm_eval_tasks.common.scoring.population import WRONG_JUDGE
+from lm_eval_tasks.common.task.judge_filter import PIPELINE
+from lm_eval_tasks.common.task.stages import filter_all_stages
+from lm_eval_tasks.common.task.task import EditingTask
 
 TOLERANCE = 1e-9  # relative and absolute: mathematical functions of two machines differ in last digits
 JUDGE_STEPS = ("model_judge", "helper_judge")

@@ -20,8 +20,8 @@ from lm_edit.judged_results.checks import same_task
 from lm_edit.judged_results.replay import Judged, SavedTask, build_task, items_to_judge, judge_task
 from lm_edit.judged_results.sources import Source, find_sources
 from lm_edit.judged_results.writing import write_judged, written_before
-from lm_eval_tasks.common.columns import is_number
-from lm_eval_tasks.common.judge_filter import PIPELINE
+from lm_eval_tasks.common.scoring.columns import is_number
+from lm_eval_tasks.common.task.judge_filter import PIPELINE
 
 log = get_logger(__name__)
 

@@ -19,14 +19,14 @@ from judges.base import Item
 from lm_edit.results.runs import ResultFile
 from lm_edit.results.samples import read_saved_response
 from lm_eval_editing_autoload import _with_task_folders
-from lm_eval_tasks.common.harness import filter_classes
-from lm_eval_tasks.common.judge_filter import PIPELINE, HelperJudgeFilter, ModelJudgeFilter
-from lm_eval_tasks.common.population import WRONG_JUDGE
-from lm_eval_tasks.common.probes import Probe, case_requests
+from lm_eval_tasks.common.asking.probes import Probe, case_requests
 from lm_eval_tasks.common.saved_cases import SAVED_CASES, SavedCases
+from lm_eval_tasks.common.scoring.population import WRONG_JUDGE
 from lm_eval_tasks.common.settings import WRITTEN
-from lm_eval_tasks.common.stages import filter_all_stages
-from lm_eval_tasks.common.task import EditingTask
+from lm_eval_tasks.common.task.harness import filter_classes
+from lm_eval_tasks.common.task.judge_filter import PIPELINE, HelperJudgeFilter, ModelJudgeFilter
+from lm_eval_tasks.common.task.stages import filter_all_stages
+from lm_eval_tasks.common.task.task import EditingTask
 
 # What a task's metadata hold of an earlier judge, and of this machine: no settings of the run.
 NOT_SETTINGS = (*WRITTEN, "judge", "own_judges")

@@ -10,14 +10,14 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from edit_hooks.lm.versions import installed_versions
+from edit_hooks.lm.loading.versions import installed_versions
 from edit_hooks.utils.files import remove_at_once, replacing
 from edit_hooks.utils.logs import get_logger
 from lm_edit.judged_results.replay import Judged, Row
 from lm_edit.results.provenance import JUDGED_LATER, judgings, run_of
 from lm_edit.results.runs import ResultFile, finished_files, read_result_file
 from lm_edit.results.sample_rows import hash_of_samples
-from lm_eval_tasks.common.anomalies import find_anomalies
+from lm_eval_tasks.report.anomalies import find_anomalies
 
 log = get_logger(__name__)
 

@@ -184,7 +184,7 @@ def combine_seeds(runs: Sequence[CaseScores]) -> CaseScores | None:
 def edit_score(means: Values, factors: Sequence[int]) -> Values:
     """Harmonic mean of factors, each the mean of its components; as published, of percentages with two decimals.
 
-    See :func:`lm_eval_tasks.common.aggregation.harmonic_of_means`.
+    See :func:`lm_eval_tasks.common.scoring.aggregation.harmonic_of_means`.
 
     Args:
         means: (..., components), in 0..1.

@@ -13,9 +13,9 @@ from lm_edit.results.runs import Paths, ResultFile
 from lm_edit.results.samples import FINAL_STAGE, answers_by_stage, read_saved_response, saved_stops
 from lm_edit.results.tables import CurrentResults
 from lm_edit.results.task_facts import TaskFacts
-from lm_eval_tasks.common.answers import NOT_FINITE, Answer, read_answer
-from lm_eval_tasks.common.columns import SUMMARIES, read_columns, split_stage
-from lm_eval_tasks.common.probes import case_requests
+from lm_eval_tasks.common.asking.answers import NOT_FINITE, Answer, read_answer
+from lm_eval_tasks.common.asking.probes import case_requests
+from lm_eval_tasks.common.scoring.columns import SUMMARIES, read_columns, split_stage
 
 READ_FIELDS = ("case_id", "category", "edit_requests", "probes")  # of a document, with attributes of their own
 

@@ -14,8 +14,8 @@ from lm_edit.results.runs import Paths
 from lm_edit.results.schema import BREAKDOWN_COLUMNS, RETENTION_COLUMNS, SCHEMA_VERSION
 from lm_edit.results.tables import CurrentResults, make_frame
 from lm_edit.results.task_facts import TaskFacts
-from lm_eval_tasks.common.columns import Column, read_columns
-from lm_eval_tasks.common.stages import RETENTION
+from lm_eval_tasks.common.scoring.columns import Column, read_columns
+from lm_eval_tasks.common.task.stages import RETENTION
 
 
 def load_retention(paths: Paths) -> pd.DataFrame:

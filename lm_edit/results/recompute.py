@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 from lm_edit.results.runs import ResultFile
 from lm_edit.results.task_facts import TaskFacts
-from lm_eval_tasks.common.aggregation import AGGREGATIONS, STANDARD_ERRORS, mean_scored
-from lm_eval_tasks.common.columns import NOT_AVAILABLE, Column, is_number, read_columns
-from lm_eval_tasks.common.run_names import is_editing_task
+from lm_eval_tasks.common.scoring.aggregation import AGGREGATIONS, STANDARD_ERRORS, mean_scored
+from lm_eval_tasks.common.scoring.columns import NOT_AVAILABLE, Column, is_number, read_columns
+from lm_eval_tasks.report.run_facts import is_editing_task
 
 TOLERANCE = 1e-9
 COUNT = "total"

@@ -13,7 +13,7 @@ from judges.match import any_exact_match, match_ratio
 from judges.similarity import SIMILARITIES, require_packages, similarity
 from lm_edit.results.sample_files import SampleFile
 from lm_edit.results.samples import SavedAnswer
-from lm_eval_tasks.common.aggregation import mean_scored
+from lm_eval_tasks.common.scoring.aggregation import mean_scored
 
 Values: TypeAlias = Sequence[float | None]
 

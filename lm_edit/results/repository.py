@@ -27,9 +27,9 @@ from lm_edit.results.markdown import escape_cell, markdown_table
 from lm_edit.results.runs import Paths, ResultFile, read_result_file, read_result_files
 from lm_edit.results.show import Comparison, comparison
 from lm_edit.results.tables import IDENTITY, result_rows
-from lm_eval_tasks.common.portable import portable
-from lm_eval_tasks.common.run_names import slug
-from lm_eval_tasks.common.run_options import PLACE_DIGESTS, model_arguments, place_digests
+from lm_eval_tasks.report.portable import portable
+from lm_eval_tasks.report.run_facts import slug
+from lm_eval_tasks.report.run_options import PLACE_DIGESTS, model_arguments, place_digests
 
 MARKER = "lm-edit-results.json"
 LAYOUT = 1

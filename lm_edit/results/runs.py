@@ -15,7 +15,7 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import is_temporary, user_path
 from edit_hooks.utils.json_io import read_json
 from lm_edit.results.sample_rows import Expected, read_samples
-from lm_eval_tasks.common.run_names import RunFacts, run_facts
+from lm_eval_tasks.report.run_facts import RunFacts, run_facts
 
 Paths: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 

@@ -16,12 +16,12 @@ from edit_hooks.utils.logs import get_logger
 from judges.base import Item
 from lm_edit.results.sample_files import SampleFile, current_sample_files
 from lm_edit.results.sample_rows import read_samples
-from lm_eval_tasks.common.answers import Answer, read_answer, unedited_answer, why_no_answer
-from lm_eval_tasks.common.cases import NEIGHBORHOOD
-from lm_eval_tasks.common.generation import stop_strings
-from lm_eval_tasks.common.population import PRE_EDIT
-from lm_eval_tasks.common.probes import NO_GOLD, NO_QUESTION, case_requests, why_not_judged
-from lm_eval_tasks.common.stages import IMMEDIATE, NOT_IN_STREAM
+from lm_eval_tasks.common.asking.answers import Answer, read_answer, unedited_answer, why_no_answer
+from lm_eval_tasks.common.asking.generation import stop_strings
+from lm_eval_tasks.common.asking.probes import NO_GOLD, NO_QUESTION, case_requests, why_not_judged
+from lm_eval_tasks.common.records.cases import NEIGHBORHOOD
+from lm_eval_tasks.common.scoring.population import PRE_EDIT
+from lm_eval_tasks.common.task.stages import IMMEDIATE, NOT_IN_STREAM
 
 log = get_logger(__name__)
 

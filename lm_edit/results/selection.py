@@ -17,9 +17,9 @@ from edit_hooks.utils.errors import EditingError, near_misses
 from lm_edit.results.runs import Paths, ResultFile, read_result_files
 from lm_edit.results.tables import case_rows
 from lm_edit.results.task_facts import TaskFacts
-from lm_eval_tasks.common.benchmark import benchmark_of_task
-from lm_eval_tasks.common.dataset import read_raw
-from lm_eval_tasks.common.run_names import UNEDITED
+from lm_eval_tasks.common.records.benchmark import benchmark_of_task
+from lm_eval_tasks.common.records.dataset import read_raw
+from lm_eval_tasks.report.run_facts import UNEDITED
 
 DEFAULT_TASK = "qaedit_wild_reliability"
 METRICS = {"em": "efficacy_wild_em", "judge": "efficacy_wild_judge"}

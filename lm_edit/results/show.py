@@ -13,7 +13,7 @@ from edit_hooks.utils.errors import EditingError, near_misses
 from lm_edit.results.runs import Paths
 from lm_edit.results.schema import SAME_COLUMN
 from lm_edit.results.tables import load_results
-from lm_eval_tasks.common.model_parts import differing_parts
+from lm_eval_tasks.report.model_parts import differing_parts
 
 PLACE = ["task", "metric", "stage", "filter"]
 CONDITIONS = SAME_COLUMN | {"limit": "--limit", "samples": "choice of --samples"}

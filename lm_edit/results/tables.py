@@ -16,8 +16,8 @@ from edit_hooks.utils.logs import get_logger
 from lm_edit.results.runs import Paths, ResultFile, read_result_files
 from lm_edit.results.schema import CASE_COLUMNS, REAL, RESULT_COLUMNS, SCHEMA_VERSION
 from lm_edit.results.task_facts import TaskFacts
-from lm_eval_tasks.common.columns import Column, is_number, read_columns, same_up_to_last_digits
-from lm_eval_tasks.common.run_names import is_editing_task
+from lm_eval_tasks.common.scoring.columns import Column, is_number, read_columns, same_up_to_last_digits
+from lm_eval_tasks.report.run_facts import is_editing_task
 
 log = get_logger(__name__)
 

@@ -11,12 +11,12 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.json_io import parse_json
 from lm_edit.results.runs import ResultFile
-from lm_eval_tasks.common.columns import ALL_CASES, TOTALS, Column
-from lm_eval_tasks.common.generation import generation_text
-from lm_eval_tasks.common.population import WRONG_JUDGE
-from lm_eval_tasks.common.portable import by_value
-from lm_eval_tasks.common.run_names import chosen_samples, data_label, is_editing_task
+from lm_eval_tasks.common.asking.generation import generation_text
+from lm_eval_tasks.common.scoring.columns import ALL_CASES, TOTALS, Column
+from lm_eval_tasks.common.scoring.population import WRONG_JUDGE
 from lm_eval_tasks.common.settings import SCORE_UNEDITED_CASES
+from lm_eval_tasks.report.portable import by_value
+from lm_eval_tasks.report.run_facts import chosen_samples, data_label, is_editing_task
 
 # Metrics of lm-eval's own tasks that are shares of successes.
 RATES = ("acc", "acc_norm", "exact_match", "em")

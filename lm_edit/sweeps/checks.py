@@ -19,14 +19,14 @@ from edit_hooks.base.editor import Editor
 from edit_hooks.base.registry import load_editor
 from edit_hooks.base.shipped import FOLDER, shipped_files
 from edit_hooks.lm.model import OWN_OPTIONS
-from edit_hooks.lm.options import MODES_OF, EditingOptions, check_known_options, take_sets
-from edit_hooks.lm.ordinary_tasks import refuse_in_groups
+from edit_hooks.lm.options.editing import MODES_OF, EditingOptions, check_known_options, take_sets
+from edit_hooks.lm.stock.checks import refuse_in_groups
 from edit_hooks.utils.errors import EditingError, first_line, near_misses, unknown_keys_error
 from edit_hooks.utils.hashing import key_of
 from lm_edit.sweeps.choices import EditorChoice, Plan, Where
 from lm_edit.sweeps.grid import Grid, Run, expand
 from lm_edit.sweeps.tasks import benchmarks_of
-from lm_eval_tasks.common.benchmark import Benchmark, find_benchmark
+from lm_eval_tasks.common.records.benchmark import Benchmark, find_benchmark
 from lm_eval_tasks.common.settings import COMMON_SETTINGS
 
 DEMO_SHAPE = "gemma-3-270m"  # of the demo model, whose files may not be there yet
@@ -105,7 +105,7 @@ def _arguments(plan: Plan) -> Iterator[tuple[Mapping[str, Any], Where]]:
 @functools.cache
 def _sets() -> tuple[str, ...]:
     """Options that choose a published set, as ``qaedit_set``."""
-    from lm_eval_tasks.common.benchmark import all_benchmarks
+    from lm_eval_tasks.common.records.benchmark import all_benchmarks
     from lm_eval_tasks.common.settings import SET_SUFFIX
 
     return tuple(f"{known.name}{SET_SUFFIX}" for known in all_benchmarks().values() if known.source.sets)

@@ -23,9 +23,9 @@ from lm_edit.sweeps.choices import UNEDITED
 from lm_edit.sweeps.grid import Run
 from lm_edit.sweeps.scored import tasks_without_scores
 from lm_edit.sweeps.tasks import benchmarks_of, leaf_tasks
-from lm_eval_tasks.common.benchmark import find_benchmark
-from lm_eval_tasks.common.run_options import model_arguments
+from lm_eval_tasks.common.records.benchmark import find_benchmark
 from lm_eval_tasks.common.settings import SUBSET
+from lm_eval_tasks.report.run_options import model_arguments
 
 Key: TypeAlias = tuple[Any, ...]
 

@@ -11,7 +11,7 @@ from lm_eval.tasks import TaskManager
 
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.plugins import import_object
-from lm_eval_tasks.common.benchmark import Benchmark
+from lm_eval_tasks.common.records.benchmark import Benchmark
 from lm_eval_tasks.folder import TASKS_DIR
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
 from edit_hooks.utils.json_io import read_rows
-from lm_eval_tasks.common.benchmark import find_benchmark
-from lm_eval_tasks.common.cases import Case, Question
-from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.records.benchmark import find_benchmark
+from lm_eval_tasks.common.records.cases import Case, Question
+from lm_eval_tasks.common.records.fields import Fields
 from lm_eval_tasks.common.settings import Settings
 
 LAYOUT = '{"request": {...}, "paraphrases": [text], "neighbors": [{"prompt", "answer"}]}'

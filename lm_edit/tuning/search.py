@@ -28,7 +28,7 @@ from edit_hooks.utils.errors import EditingError
 from lm_edit.tuning.candidates import make_candidates, refused_step, sample_candidates, step_of
 from lm_edit.tuning.steps import MAX_STEP_SIZES, StepSearch, find_step
 from lm_edit.tuning.trials import Trial, TrialRunner
-from lm_eval_tasks.common.cases import Case
+from lm_eval_tasks.common.records.cases import Case
 
 MIN_FACTS = 2  # per round, so that one odd fact does not decide
 BEST_SCORE = 0.9995  # counts as 1: the table shows three digits

@@ -14,7 +14,7 @@ from edit_hooks.utils.files import write_atomically
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.printable import printable
 from lm_edit.tuning.trials import Trial
-from lm_eval_tasks.common.cases import Case
+from lm_eval_tasks.common.records.cases import Case
 
 MAX_LISTED = 100  # facts by name; of more their number and a digest
 WIDTH = 118  # characters of a line of names

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lm_edit.tuning.trials import STABILITY, Trial, TrialRunner
-from lm_eval_tasks.common.cases import Case
+from lm_eval_tasks.common.records.cases import Case
 
 MAX_UP, MAX_DOWN = 5, 3  # sizes tried above and below the start
 MAX_STEP_SIZES = 1 + MAX_UP + MAX_DOWN

@@ -33,7 +33,7 @@ from edit_hooks.base.registry import load_editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference.items import Limits, ScoreItem
 from edit_hooks.inference.scoring import score
-from edit_hooks.lm.independent import BATCH, BATCH_ON_GPU
+from edit_hooks.lm.editing.independent import BATCH, BATCH_ON_GPU
 from edit_hooks.modeling.identity import model_identity
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.prompt_context import continuation
@@ -42,7 +42,7 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint, key_of
 from edit_hooks.utils.logs import get_logger
 from lm_edit.tuning.stability import NearbyPrompts
-from lm_eval_tasks.common.cases import KINDS, NEIGHBORHOOD, PARAPHRASE, Case, Question
+from lm_eval_tasks.common.records.cases import KINDS, NEIGHBORHOOD, PARAPHRASE, Case, Question
 
 log = get_logger("lm_eval.edited_hf")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from lm_eval_tasks.common.benchmark import Benchmark
-from lm_eval_tasks.common.cases import Case, Question, count_missing
-from lm_eval_tasks.common.dataset import HUB, Source, choose_data
-from lm_eval_tasks.common.fields import Fields, source_id
+from lm_eval_tasks.common.records.benchmark import Benchmark
+from lm_eval_tasks.common.records.cases import Case, Question, count_missing
+from lm_eval_tasks.common.records.dataset import HUB, Source, choose_data
+from lm_eval_tasks.common.records.fields import Fields, source_id
 from lm_eval_tasks.common.settings import Settings, choice_setting
 from lm_eval_tasks.protocols.likelihood import GENERATE
 

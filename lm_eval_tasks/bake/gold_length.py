@@ -13,11 +13,11 @@ from typing import Any
 
 from lm_eval_tasks.bake.benchmark import BakeCase
 from lm_eval_tasks.bake.reversal import REVERSE_QA
-from lm_eval_tasks.common import measures
-from lm_eval_tasks.common.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case
-from lm_eval_tasks.common.columns import ALL_CASES, over
-from lm_eval_tasks.common.measures import Measure, any_true, exclude_if
-from lm_eval_tasks.common.probes import CaseAnswers, ProbeAnswers, case_doc
+from lm_eval_tasks.common.asking.probes import CaseAnswers, ProbeAnswers, case_doc
+from lm_eval_tasks.common.records.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case
+from lm_eval_tasks.common.scoring import measures
+from lm_eval_tasks.common.scoring.columns import ALL_CASES, over
+from lm_eval_tasks.common.scoring.measures import Measure, any_true, exclude_if
 from lm_eval_tasks.common.settings import Settings
 from lm_eval_tasks.protocols.gold_length import (
     UNSPACED,

@@ -9,11 +9,12 @@ from typing import Any
 from edit_hooks.prompt_context import QUESTION_PREFIX, SPACE, fact_line, statement
 from judges.match import alias_match, normalize
 from lm_eval_tasks.bake.benchmark import JUDGE_TEMPLATE, JUDGE_TEMPLATES, BakeCase
-from lm_eval_tasks.common import measures, scoring
-from lm_eval_tasks.common.cases import Question
-from lm_eval_tasks.common.columns import ALL_CASES, over
-from lm_eval_tasks.common.measures import Measure, Unscored, mean_over
-from lm_eval_tasks.common.probes import CaseAnswers, ProbeAnswers, case_doc
+from lm_eval_tasks.common.asking.probes import CaseAnswers, ProbeAnswers, case_doc
+from lm_eval_tasks.common.records.cases import Question
+from lm_eval_tasks.common.scoring import measures
+from lm_eval_tasks.common.scoring import primitives as scoring
+from lm_eval_tasks.common.scoring.columns import ALL_CASES, over
+from lm_eval_tasks.common.scoring.measures import Measure, Unscored, mean_over
 from lm_eval_tasks.common.settings import Settings
 from lm_eval_tasks.protocols.likelihood import (
     case_measures,

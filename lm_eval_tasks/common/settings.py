@@ -122,7 +122,7 @@ DATA = Setting(
     "data",
     "mini, hub, a set of them as in hub:inter_1k, a file or folder",
     "the embedded sample, the published data, or your copy of it",
-    _anything,  # lm_eval_tasks.common.dataset.choose_data
+    _anything,  # lm_eval_tasks.common.records.dataset.choose_data
 )
 DATA_REVISION = text_setting("data_revision", "revision of the hub dataset", "a branch, tag or commit")
 SUBSET = Setting("subset", "all, or a number of records", "a random subset of the records", _subset)

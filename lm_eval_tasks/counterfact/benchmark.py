@@ -8,12 +8,12 @@ from pathlib import Path
 
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.pinned_file import PinnedFile, UrlFile
-from lm_eval_tasks.common.benchmark import Benchmark
-from lm_eval_tasks.common.cases import Case, Question, count_missing
-from lm_eval_tasks.common.dataset import Source
-from lm_eval_tasks.common.fields import Fields, source_id
-from lm_eval_tasks.common.population import POPULATION
-from lm_eval_tasks.common.published import HubFile
+from lm_eval_tasks.common.records.benchmark import Benchmark
+from lm_eval_tasks.common.records.cases import Case, Question, count_missing
+from lm_eval_tasks.common.records.dataset import Source
+from lm_eval_tasks.common.records.fields import Fields, source_id
+from lm_eval_tasks.common.records.published import HubFile
+from lm_eval_tasks.common.scoring.population import POPULATION
 from lm_eval_tasks.counterfact.references import CONSISTENCY_FILES, CONSISTENCY_TEXTS, SERVER
 from lm_eval_tasks.protocols.fluency import FLUENCY_SETTINGS
 from lm_eval_tasks.protocols.likelihood import GENERATE

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lm_eval_tasks.common.measures import Measure, Unscored
-from lm_eval_tasks.common.probes import CaseAnswers
+from lm_eval_tasks.common.asking.probes import CaseAnswers
+from lm_eval_tasks.common.scoring.measures import Measure, Unscored
+from lm_eval_tasks.common.scoring.text_metrics import tfidf_consistency
 from lm_eval_tasks.common.settings import Settings
-from lm_eval_tasks.common.text_metrics import tfidf_consistency
 from lm_eval_tasks.counterfact.benchmark import CounterfactCase
 from lm_eval_tasks.counterfact.references import find_references, load_references
 from lm_eval_tasks.protocols.fluency import FLUENCY, PROMPTS, fluency_doc, generated_whole

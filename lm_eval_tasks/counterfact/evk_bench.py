@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from edit_hooks.utils.errors import EditingError
-from lm_eval_tasks.common.benchmark import Benchmark, find_benchmark
-from lm_eval_tasks.common.cases import Case
-from lm_eval_tasks.common.dataset import Loaded
-from lm_eval_tasks.common.documents import of_all_cases
+from lm_eval_tasks.common.asking.documents import of_all_cases
+from lm_eval_tasks.common.records.benchmark import Benchmark, find_benchmark
+from lm_eval_tasks.common.records.cases import Case
+from lm_eval_tasks.common.records.dataset import Loaded
 from lm_eval_tasks.common.settings import Setting, Settings
 from lm_eval_tasks.counterfact.benchmark import COUNTERFACT, CounterfactCase
 from lm_eval_tasks.protocols.stability import EVK_NUM_TEXTS, PROMPTS_OF, embedding_docs, text_doc

@@ -19,9 +19,9 @@ from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.files import require_file, require_folder, sha256_of, user_path
 from edit_hooks.utils.json_io import read_json, read_rows
 from edit_hooks.utils.logs import get_logger
-from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.records.fields import Fields
+from lm_eval_tasks.common.scoring.text_metrics import inverse_document_frequencies
 from lm_eval_tasks.common.settings import Settings, text_setting
-from lm_eval_tasks.common.text_metrics import inverse_document_frequencies
 
 logger = get_logger("lm_eval.editing_tasks")
 

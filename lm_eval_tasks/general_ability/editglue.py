@@ -16,10 +16,10 @@ from lm_eval.api.instance import Instance
 from edit_hooks.prompt_context import answer_separator
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
-from lm_eval_tasks.common.benchmark import settings_of_all_benchmarks
-from lm_eval_tasks.common.harness import HarnessTask
+from lm_eval_tasks.common.records.benchmark import settings_of_all_benchmarks
 from lm_eval_tasks.common.settings import COMMON_SETTINGS, check_settings
-from lm_eval_tasks.common.task import Documents
+from lm_eval_tasks.common.task.harness import HarnessTask
+from lm_eval_tasks.common.task.task import Documents
 from lm_eval_tasks.general_ability.rows import Row, RowSource
 from lm_eval_tasks.general_ability.scores import INVALID
 

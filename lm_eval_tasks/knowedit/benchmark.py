@@ -16,11 +16,11 @@ from edit_hooks.prompt_context import content_of
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.numbers import shorten
 from edit_hooks.utils.pinned_file import PinnedFile
-from lm_eval_tasks.common.benchmark import Benchmark
-from lm_eval_tasks.common.cases import Question, count_missing
-from lm_eval_tasks.common.dataset import Source
-from lm_eval_tasks.common.fields import Fields
-from lm_eval_tasks.common.published import HubFile
+from lm_eval_tasks.common.records.benchmark import Benchmark
+from lm_eval_tasks.common.records.cases import Question, count_missing
+from lm_eval_tasks.common.records.dataset import Source
+from lm_eval_tasks.common.records.fields import Fields
+from lm_eval_tasks.common.records.published import HubFile
 from lm_eval_tasks.protocols.fluency import FLUENCY_SETTINGS
 from lm_eval_tasks.protocols.portability import ALIASING, LOGICAL, REASONING, PortabilityCase
 

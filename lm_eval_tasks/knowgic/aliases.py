@@ -15,7 +15,7 @@ from edit_hooks.utils.files import user_path
 from edit_hooks.utils.json_io import read_json
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.pinned_file import PinnedFile
-from lm_eval_tasks.common.dataset import MINI, choose_data, named_set
+from lm_eval_tasks.common.records.dataset import MINI, choose_data, named_set
 from lm_eval_tasks.common.settings import Settings, text_setting
 
 logger = get_logger("lm_eval.editing_tasks")

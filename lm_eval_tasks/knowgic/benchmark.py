@@ -11,10 +11,10 @@ from pathlib import Path
 
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.pinned_file import PinnedFile
-from lm_eval_tasks.common.benchmark import Benchmark
-from lm_eval_tasks.common.cases import Question
-from lm_eval_tasks.common.dataset import Source
-from lm_eval_tasks.common.fields import Fields, source_id
+from lm_eval_tasks.common.records.benchmark import Benchmark
+from lm_eval_tasks.common.records.cases import Question
+from lm_eval_tasks.common.records.dataset import Source
+from lm_eval_tasks.common.records.fields import Fields, source_id
 from lm_eval_tasks.knowgic.aliases import KNOWGIC_ALIASES
 from lm_eval_tasks.knowgic.case import Chain, ChainCase, Hop, distinct
 from lm_eval_tasks.knowgic.forms import FORM_SETTINGS

@@ -30,12 +30,12 @@ from typing import Any
 from edit_hooks.decoding import Decoding, Sampling
 from edit_hooks.prompt_context import SPACE
 from judges.match import has_answer
-from lm_eval_tasks.common import measures
-from lm_eval_tasks.common.answers import Answer
-from lm_eval_tasks.common.columns import SEPARATOR
-from lm_eval_tasks.common.measures import Failed, Measure, Unscored, all_true
-from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
-from lm_eval_tasks.common.scoring import first_word
+from lm_eval_tasks.common.asking.answers import Answer
+from lm_eval_tasks.common.asking.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
+from lm_eval_tasks.common.scoring import measures
+from lm_eval_tasks.common.scoring.columns import SEPARATOR
+from lm_eval_tasks.common.scoring.measures import Failed, Measure, Unscored, all_true
+from lm_eval_tasks.common.scoring.primitives import first_word
 from lm_eval_tasks.common.settings import Settings
 from lm_eval_tasks.knowgic.aliases import Aliases, find_aliases
 from lm_eval_tasks.knowgic.benchmark import KNOWGIC

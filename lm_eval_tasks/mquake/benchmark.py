@@ -8,9 +8,9 @@ from pathlib import Path
 
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.pinned_file import UrlFile
-from lm_eval_tasks.common.benchmark import Benchmark
-from lm_eval_tasks.common.dataset import Source
-from lm_eval_tasks.common.fields import Fields, source_id
+from lm_eval_tasks.common.records.benchmark import Benchmark
+from lm_eval_tasks.common.records.dataset import Source
+from lm_eval_tasks.common.records.fields import Fields, source_id
 from lm_eval_tasks.mquake.case import Hop, MultiHopCase
 from lm_eval_tasks.mquake.demonstrations import COMMIT, DEMONSTRATIONS, REPOSITORY
 from lm_eval_tasks.mquake.multi_hop import PRE_EDIT

@@ -16,7 +16,7 @@ from edit_hooks.utils.files import read_text, require_folder, sha256_of, user_pa
 from edit_hooks.utils.json_io import read_json
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.pinned_file import PinnedFile
-from lm_eval_tasks.common.dataset import HUB, choose_data
+from lm_eval_tasks.common.records.dataset import HUB, choose_data
 from lm_eval_tasks.common.settings import Settings, text_setting
 
 logger = get_logger("lm_eval.editing_tasks")

@@ -21,10 +21,10 @@ from typing import Any, TypeAlias
 
 from edit_hooks.decoding import AskedModel, Decoding
 from judges.match import has_answer
-from lm_eval_tasks.common import measures
-from lm_eval_tasks.common.cases import EFFICACY, Question
-from lm_eval_tasks.common.measures import Excluded, Measure, Unscored, all_true, any_true, mean_over
-from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
+from lm_eval_tasks.common.asking.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
+from lm_eval_tasks.common.records.cases import EFFICACY, Question
+from lm_eval_tasks.common.scoring import measures
+from lm_eval_tasks.common.scoring.measures import Excluded, Measure, Unscored, all_true, any_true, mean_over
 from lm_eval_tasks.common.settings import Settings, switch_setting
 from lm_eval_tasks.mquake.case import Hop, MultiHopCase
 from lm_eval_tasks.mquake.demonstrations import Demonstrations, find_demonstrations

@@ -14,19 +14,19 @@ from typing import Any
 
 from edit_hooks.decoding import Decoding, Sampling
 from edit_hooks.utils.numbers import SEED, require_whole
-from lm_eval_tasks.common import measures
-from lm_eval_tasks.common.answers import why_without_tokens
-from lm_eval_tasks.common.cases import Case
-from lm_eval_tasks.common.measures import Measure, Unscored, mean_over
-from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
-from lm_eval_tasks.common.settings import Setting, Settings, switch_setting
-from lm_eval_tasks.common.text_metrics import (
+from lm_eval_tasks.common.asking.answers import why_without_tokens
+from lm_eval_tasks.common.asking.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
+from lm_eval_tasks.common.records.cases import Case
+from lm_eval_tasks.common.scoring import measures
+from lm_eval_tasks.common.scoring.measures import Measure, Unscored, mean_over
+from lm_eval_tasks.common.scoring.text_metrics import (
     Tokenizer,
     n_gram_entropy,
     normalize_generation,
     split_words,
     split_words_released,
 )
+from lm_eval_tasks.common.settings import Setting, Settings, switch_setting
 
 FLUENCY = "fluency"
 PROMPTS = "generation prompts"  # for the reason of a case without such prompts

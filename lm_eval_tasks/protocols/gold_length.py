@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edit_hooks.decoding import AskedModel, Decoding
-from lm_eval_tasks.common import measures
-from lm_eval_tasks.common.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case, Question
-from lm_eval_tasks.common.measures import Measure, mean_over
-from lm_eval_tasks.common.probes import CaseAnswers, Probe
+from lm_eval_tasks.common.asking.probes import CaseAnswers, Probe
+from lm_eval_tasks.common.records.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case, Question
+from lm_eval_tasks.common.scoring import measures
+from lm_eval_tasks.common.scoring.measures import Measure, mean_over
 from lm_eval_tasks.common.settings import Settings
 from lm_eval_tasks.protocols.wild import QUESTIONS, generation_doc, generation_probe
 

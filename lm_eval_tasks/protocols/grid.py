@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 from edit_hooks.decoding import Decoding
 from edit_hooks.utils.errors import EditingError
 from judges.model.factory import chosen_judge
-from lm_eval_tasks.common import measures
-from lm_eval_tasks.common.cases import EFFICACY, Case
-from lm_eval_tasks.common.measures import Measure, mean_over
-from lm_eval_tasks.common.probes import CaseAnswers
+from lm_eval_tasks.common.asking.probes import CaseAnswers
+from lm_eval_tasks.common.records.cases import EFFICACY, Case
+from lm_eval_tasks.common.scoring import measures
+from lm_eval_tasks.common.scoring.measures import Measure, mean_over
 from lm_eval_tasks.common.settings import Settings, choice_setting
 from lm_eval_tasks.protocols.wild import QUESTIONS, WILD_CONTEXT, generation_doc, generation_probe
 

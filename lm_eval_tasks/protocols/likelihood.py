@@ -18,11 +18,11 @@ from functools import partial
 from typing import Any, Protocol
 
 from edit_hooks.decoding import AskedModel
-from lm_eval_tasks.common import measures
-from lm_eval_tasks.common.cases import EFFICACY, KINDS, NEIGHBORHOOD, PARAPHRASE, Case, Question
-from lm_eval_tasks.common.columns import ALL_CASES, over
-from lm_eval_tasks.common.measures import Measure, Score, Unscored, any_true, evaluate, exclude_if, mean_over
-from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
+from lm_eval_tasks.common.asking.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
+from lm_eval_tasks.common.records.cases import EFFICACY, KINDS, NEIGHBORHOOD, PARAPHRASE, Case, Question
+from lm_eval_tasks.common.scoring import measures
+from lm_eval_tasks.common.scoring.columns import ALL_CASES, over
+from lm_eval_tasks.common.scoring.measures import Measure, Score, Unscored, any_true, evaluate, exclude_if, mean_over
 from lm_eval_tasks.common.settings import Settings, switch_setting
 
 GENERATE = switch_setting(

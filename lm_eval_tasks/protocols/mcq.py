@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from edit_hooks.prompt_context import SPACE
-from lm_eval_tasks.common import measures
-from lm_eval_tasks.common.cases import Case
-from lm_eval_tasks.common.documents import of_all_cases
-from lm_eval_tasks.common.measures import Measure, case_mean
-from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
+from lm_eval_tasks.common.asking.documents import of_all_cases
+from lm_eval_tasks.common.asking.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
+from lm_eval_tasks.common.records.cases import Case
+from lm_eval_tasks.common.scoring import measures
+from lm_eval_tasks.common.scoring.measures import Measure, case_mean
 from lm_eval_tasks.common.settings import Settings
 from lm_eval_tasks.protocols.other_objects import draw_other_objects
 from lm_eval_tasks.protocols.wordings import CLOZE, QUESTION, Wording, fill

@@ -10,7 +10,7 @@ from typing import Any
 
 from edit_hooks.request import EditRequest
 from judges.match import normalize
-from lm_eval_tasks.common.cases import Case
+from lm_eval_tasks.common.records.cases import Case
 
 SEED = 0
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edit_hooks.decoding import AskedModel
-from lm_eval_tasks.common import measures
-from lm_eval_tasks.common.answers import Answer
-from lm_eval_tasks.common.cases import EFFICACY, PARAPHRASE, Case, Question
-from lm_eval_tasks.common.measures import Excluded, Measure, case_mean, mean_over
-from lm_eval_tasks.common.probes import PLACEHOLDER, CaseAnswers, Probe, case_doc
+from lm_eval_tasks.common.asking.answers import Answer
+from lm_eval_tasks.common.asking.probes import PLACEHOLDER, CaseAnswers, Probe, case_doc
+from lm_eval_tasks.common.records.cases import EFFICACY, PARAPHRASE, Case, Question
+from lm_eval_tasks.common.scoring import measures
+from lm_eval_tasks.common.scoring.measures import Excluded, Measure, case_mean, mean_over
 from lm_eval_tasks.common.settings import Settings
 
 # The kinds of KnowEdit, by their names in its files.

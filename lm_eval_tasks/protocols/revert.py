@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from lm_eval_tasks.common import measures
-from lm_eval_tasks.common.answers import Answer
-from lm_eval_tasks.common.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case
-from lm_eval_tasks.common.measures import Measure, mean_over
-from lm_eval_tasks.common.probes import CaseAnswers, ProbeAnswers, case_doc
+from lm_eval_tasks.common.asking.answers import Answer
+from lm_eval_tasks.common.asking.probes import CaseAnswers, ProbeAnswers, case_doc
+from lm_eval_tasks.common.records.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case
+from lm_eval_tasks.common.scoring import measures
+from lm_eval_tasks.common.scoring.measures import Measure, mean_over
 from lm_eval_tasks.common.settings import Settings
 from lm_eval_tasks.protocols.likelihood import contrast_probe
 

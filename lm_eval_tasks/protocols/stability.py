@@ -21,9 +21,9 @@ from typing import Any, get_args
 from edit_hooks.state_reading import NAMED_STATES, Drift, EmbeddingDrift, State, StateReading
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import NON_NEGATIVE, SEED, require_number, require_whole
-from lm_eval_tasks.common.cases import Case
-from lm_eval_tasks.common.measures import Measure, case_mean, mean_over, state_cosine
-from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc, question_doc
+from lm_eval_tasks.common.asking.probes import CaseAnswers, Probe, ProbeAnswers, case_doc, question_doc
+from lm_eval_tasks.common.records.cases import Case
+from lm_eval_tasks.common.scoring.measures import Measure, case_mean, mean_over, state_cosine
 from lm_eval_tasks.common.settings import Setting, Settings, choice_setting, text_setting, whole_setting
 
 DRIFTS: tuple[Drift, ...] = get_args(Drift)

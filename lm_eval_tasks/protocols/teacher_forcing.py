@@ -1,7 +1,7 @@
 """Teacher-forced ("synthetic") protocol: the argmax at each target position.
 
 Most editing papers evaluate this way. Source of the definition: Yang et al., The Mirage of Model Editing (ACL 2025) and
-its released code. With a population (:mod:`lm_eval_tasks.common.population`) a case costs one generation more.
+its released code. With a population (:mod:`lm_eval_tasks.common.scoring.population`) a case costs one generation more.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edit_hooks.decoding import AskedModel
-from lm_eval_tasks.common import measures
-from lm_eval_tasks.common.answers import Answer
-from lm_eval_tasks.common.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case
-from lm_eval_tasks.common.measures import Measure, mean_over
-from lm_eval_tasks.common.population import with_helper
-from lm_eval_tasks.common.probes import CaseAnswers, Probe, case_doc
+from lm_eval_tasks.common.asking.answers import Answer
+from lm_eval_tasks.common.asking.probes import CaseAnswers, Probe, case_doc
+from lm_eval_tasks.common.records.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case
+from lm_eval_tasks.common.scoring import measures
+from lm_eval_tasks.common.scoring.measures import Measure, mean_over
+from lm_eval_tasks.common.scoring.population import with_helper
 from lm_eval_tasks.common.settings import Settings
 from lm_eval_tasks.protocols.wild import QUESTIONS
 

@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from edit_hooks.decoding import AskedModel, TokenPrompts
-from lm_eval_tasks.common import measures
-from lm_eval_tasks.common.answers import Answer
-from lm_eval_tasks.common.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case
-from lm_eval_tasks.common.measures import Measure, mean_over
-from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
+from lm_eval_tasks.common.asking.answers import Answer
+from lm_eval_tasks.common.asking.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
+from lm_eval_tasks.common.records.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case
+from lm_eval_tasks.common.scoring import measures
+from lm_eval_tasks.common.scoring.measures import Measure, mean_over
 from lm_eval_tasks.common.settings import Settings, choice_setting
 
 TOKEN_PROMPTS = choice_setting(

@@ -3,7 +3,7 @@
 Source: Yang et al., The Mirage of Model Editing: Revisiting Evaluation in the Wild (ACL 2025) and its released code.
 
 The published results of QAEdit are over the cases whose edit question the unedited model answers wrongly; see
-:mod:`lm_eval_tasks.common.population`.
+:mod:`lm_eval_tasks.common.scoring.population`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 from edit_hooks.decoding import AskedModel, Decoding
 from edit_hooks.prompt_context import QA_INSTRUCTION
-from lm_eval_tasks.common import measures
-from lm_eval_tasks.common.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case, Question
-from lm_eval_tasks.common.measures import Measure, mean_over
-from lm_eval_tasks.common.population import POPULATION, with_helper
-from lm_eval_tasks.common.probes import OWN_CHAT, CaseAnswers, Probe, ProbeAnswers, case_doc
+from lm_eval_tasks.common.asking.probes import OWN_CHAT, CaseAnswers, Probe, ProbeAnswers, case_doc
+from lm_eval_tasks.common.records.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case, Question
+from lm_eval_tasks.common.scoring import measures
+from lm_eval_tasks.common.scoring.measures import Measure, mean_over
+from lm_eval_tasks.common.scoring.population import POPULATION, with_helper
 from lm_eval_tasks.common.settings import Settings, choice_setting
 
 # `qa_inst` is that of the released code, with a blank line; the figure of the paper shows a single newline.

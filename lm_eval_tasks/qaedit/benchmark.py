@@ -8,14 +8,14 @@ from pathlib import Path
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.pinned_file import PinnedFile
 from judges.match import normalize
-from lm_eval_tasks.common.benchmark import Benchmark
-from lm_eval_tasks.common.breakdown import BREAKDOWN_SETTINGS, CATEGORY
-from lm_eval_tasks.common.cases import Case, Question
-from lm_eval_tasks.common.dataset import Source
-from lm_eval_tasks.common.fields import Fields, source_id
+from lm_eval_tasks.common.records.benchmark import Benchmark
+from lm_eval_tasks.common.records.cases import Case, Question
+from lm_eval_tasks.common.records.dataset import Source
+from lm_eval_tasks.common.records.fields import Fields, source_id
+from lm_eval_tasks.common.scoring.breakdown import BREAKDOWN_SETTINGS, CATEGORY
 from lm_eval_tasks.protocols.grid import GRID_SETTINGS
 from lm_eval_tasks.protocols.wild import WILD_SETTINGS
-from lm_eval_tasks.qaedit.questions import same_text
+from lm_eval_tasks.qaedit.texts import same_text
 
 
 def parse(fields: Fields, row: int) -> Case:

@@ -12,12 +12,12 @@ from pathlib import Path
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.pinned_file import PinnedFile, UrlFile
-from lm_eval_tasks.common.benchmark import Benchmark
-from lm_eval_tasks.common.cases import Case, LeftOut, Question
-from lm_eval_tasks.common.dataset import Source
-from lm_eval_tasks.common.fields import Fields
-from lm_eval_tasks.common.population import POPULATION
-from lm_eval_tasks.common.published import PublishedFile
+from lm_eval_tasks.common.records.benchmark import Benchmark
+from lm_eval_tasks.common.records.cases import Case, LeftOut, Question
+from lm_eval_tasks.common.records.dataset import Source
+from lm_eval_tasks.common.records.fields import Fields
+from lm_eval_tasks.common.records.published import PublishedFile
+from lm_eval_tasks.common.scoring.population import POPULATION
 from lm_eval_tasks.protocols.portability import PortabilityCase
 from lm_eval_tasks.protocols.token_accuracy import TOKEN_PROMPTS
 from lm_eval_tasks.protocols.wild import WILD_CONTEXT

@@ -121,7 +121,7 @@ def check_vocabulary(setup: Setup) -> None:
 
 def load_requests(args: argparse.Namespace, count: int) -> list[EditRequest]:
     """The first records of the benchmark's mini set or of a JSONL file, repeated if there are too few."""
-    from edit_hooks.lm.edit_sources import load_edits
+    from edit_hooks.lm.options.edit_sources import load_edits
 
     records = load_edits(args.edits_from, {"data": "mini"}, None)
     return [records[index % len(records)] for index in range(count)]

@@ -16,7 +16,7 @@ from scripted import StreamLM
 from task_runs import run
 
 import lm_eval_editing_autoload
-from lm_eval_tasks.common.anomalies import find_anomalies
+from lm_eval_tasks.report.anomalies import find_anomalies
 
 lm_eval_editing_autoload.install()  # as the .pth file does in an installed environment
 

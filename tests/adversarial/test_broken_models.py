@@ -23,8 +23,8 @@ from edit_hooks.editors.rome import ROME
 from edit_hooks.modeling.architectures import architecture_of, is_transposed, map_shape
 from lm_edit.results.check import check_results
 from lm_edit.results.tables import load_cases, load_results
-from lm_eval_tasks.common.answers import NOT_FINITE
-from lm_eval_tasks.common.columns import is_number, read_columns
+from lm_eval_tasks.common.asking.answers import NOT_FINITE
+from lm_eval_tasks.common.scoring.columns import is_number, read_columns
 
 lm_eval_editing_autoload.install()  # as the .pth file does in an installed environment
 

@@ -17,7 +17,7 @@ from task_runs import metrics_of
 from edit_hooks.utils.errors import EditingError
 from lm_edit.cli.command import data_settings
 from lm_edit.cli.main import build_parser, main
-from lm_eval_tasks.common.benchmark import all_benchmarks, load_edit_requests
+from lm_eval_tasks.common.records.benchmark import all_benchmarks, load_edit_requests
 from lm_eval_tasks.common.settings import model_parameters
 from lm_eval_tasks.qaedit.benchmark import QAEDIT
 

@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edit_hooks.in_context.demonstrations import load_pool
-from edit_hooks.lm.edit_sources import load_edits
-from edit_hooks.lm.options import EditingOptions
+from edit_hooks.lm.options.edit_sources import load_edits
+from edit_hooks.lm.options.editing import EditingOptions
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.options import parse_checkpoints, parse_editor_args
@@ -23,7 +23,7 @@ from judges.evaluation.quality import load_pairs
 from judges.prompt import load_prompt
 from judges.settings import read_settings
 from lm_edit.results.samples import read_saved_answers
-from lm_eval_tasks.common.benchmark import find_benchmark
+from lm_eval_tasks.common.records.benchmark import find_benchmark
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12) | st.just("\x1b[2J{}" * 300)
 REQUEST_KEYS = ["prompt", "subject", "target_new", "case_id", "requested_rewrite", "str", "paraphrase_prompts"]

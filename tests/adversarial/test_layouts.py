@@ -13,10 +13,10 @@ from task_runs import FOLDER, kept_records, run
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import read_rows
-from lm_eval_tasks.common.benchmark import Benchmark, all_benchmarks
-from lm_eval_tasks.common.cases import LeftOut
-from lm_eval_tasks.common.fields import Fields
-from lm_eval_tasks.common.layouts import Layout, LayoutReader
+from lm_eval_tasks.common.records.benchmark import Benchmark, all_benchmarks
+from lm_eval_tasks.common.records.cases import LeftOut
+from lm_eval_tasks.common.records.fields import Fields
+from lm_eval_tasks.common.records.layouts import Layout, LayoutReader
 
 BENCHMARKS = {benchmark.name: benchmark for benchmark in all_benchmarks().values()}
 LEFT_OUT = ["left out by the release"]

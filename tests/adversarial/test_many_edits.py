@@ -11,7 +11,7 @@ import pytest
 from edit_hooks import EditRequest
 from edit_hooks.answers import ScoredContinuation
 from edit_hooks.inference.items import ScoreItem
-from edit_hooks.lm.plan import EditPlan, chunked
+from edit_hooks.lm.options.plan import EditPlan, chunked
 from edit_hooks.lm.sessions import Question, StreamSession
 
 ANSWER = ScoredContinuation(logprob=-1.0, is_greedy=True, token_ids=(1,), token_argmax=(1,))

@@ -13,7 +13,7 @@ from task_runs import build, metrics_of, run
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.common import settings as task_settings
-from lm_eval_tasks.common.benchmark import all_benchmarks
+from lm_eval_tasks.common.records.benchmark import all_benchmarks
 from lm_eval_tasks.common.settings import COMMON_SETTINGS, Setting
 
 

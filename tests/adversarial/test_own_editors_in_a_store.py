@@ -17,9 +17,9 @@ from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.contract.tiny_models import EDIT_LAYER, build_model, build_tokenizer
 from edit_hooks.editors.ft_m import FTM, FTConfig
 from edit_hooks.in_context.combined import EditorWithContext
-from edit_hooks.lm.independent import IndependentEdits
-from edit_hooks.lm.plan import EditPlan
-from edit_hooks.lm.stream import EditStream, Guard
+from edit_hooks.lm.editing.independent import IndependentEdits
+from edit_hooks.lm.editing.stream import EditStream, Guard
+from edit_hooks.lm.options.plan import EditPlan
 from edit_hooks.modeling.identity import model_identity
 from edit_hooks.store.store import Store
 

@@ -20,10 +20,10 @@ from edit_hooks import EditingError, EditRequest
 from edit_hooks.answers import GeneratedText, answer_from_json, answer_to_json
 from edit_hooks.contract.tiny_models import build_tokenizer
 from edit_hooks.lm.model import EditedHFLM
-from edit_hooks.lm.options import check_known_options
-from edit_hooks.lm.parent_options import PARENT_OPTIONS
+from edit_hooks.lm.options.editing import check_known_options
+from edit_hooks.lm.options.harness import PARENT_OPTIONS
 from edit_hooks.locate.rows import rewriting_row
-from lm_eval_tasks.common.measures import agree_gen, both_empty, evaluate, generated_match
+from lm_eval_tasks.common.scoring.measures import agree_gen, both_empty, evaluate, generated_match
 
 DOCUMENT = ROOT / "docs" / "options.md"
 PROMPT = "Port Elna is the capital of"

@@ -17,7 +17,7 @@ from mutations import mutate
 from record_files import write_jsonl
 from task_runs import kept_records
 
-from lm_eval_tasks.common.benchmark import all_benchmarks
+from lm_eval_tasks.common.records.benchmark import all_benchmarks
 
 BENCHMARKS = sorted({benchmark.name for benchmark in all_benchmarks().values()})
 

@@ -12,8 +12,8 @@ from task_runs import run
 
 from edit_hooks.utils.errors import EditingError
 from lm_edit.tuning.cases import load_cases
-from lm_eval_tasks.common.benchmark import all_benchmarks
-from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.records.benchmark import all_benchmarks
+from lm_eval_tasks.common.records.fields import Fields
 
 
 def run_on(task: str, folder: Path, records: list[dict[str, Any]]) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from paths import RECORDS
 
 from edit_hooks import EditRequest, edited, load_editor
 from edit_hooks.contract.tiny_models import REQUESTS, save_tiny
-from edit_hooks.lm.edit_effects import NLL_AFTER, NLL_BEFORE, EditEffects, nlls_of
+from edit_hooks.lm.editing.effects import NLL_AFTER, NLL_BEFORE, EditEffects, nlls_of
 from edit_hooks.modeling.kv_cache import CACHE
-from lm_eval_tasks.common.anomalies import find_anomalies
+from lm_eval_tasks.report.anomalies import find_anomalies
 
 FT = {"layers": [1], "num_steps": 10, "lr": 0.1}
 MEMIT = {

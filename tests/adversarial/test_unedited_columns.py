@@ -17,7 +17,7 @@ from paths import RECORDS
 import lm_eval_editing_autoload
 from edit_hooks import EditingError
 from edit_hooks.contract.tiny_models import save_tiny
-from lm_eval_tasks.common.unedited_columns import paired_stderr
+from lm_eval_tasks.report.unedited_columns import paired_stderr
 
 lm_eval_editing_autoload.install()  # as the .pth file does in an installed environment
 

@@ -16,7 +16,7 @@ from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.base.shipped import shipped_files
 from edit_hooks.editors.bird import BIRD, BIRDConfig
 from edit_hooks.in_context.combined import EditorWithContext
-from edit_hooks.lm.independent import IndependentEdits
+from edit_hooks.lm.editing.independent import IndependentEdits
 from edit_hooks.modeling.identity import model_identity
 from edit_hooks.utils.errors import UnusableRequestError
 

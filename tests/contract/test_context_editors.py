@@ -17,7 +17,7 @@ from edit_hooks.answers import ContextReport, FailedAnswer, GeneratedText, Score
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import save_tiny
 from edit_hooks.deltas.context_edit import ContextEdit
-from lm_eval_tasks.common.answers import read_answer
+from lm_eval_tasks.common.asking.answers import read_answer
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from edit_hooks.deltas.apply import AppliedDeltas, edited
 from edit_hooks.deltas.delta import Factor
 from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.deltas.placement import off_device
-from edit_hooks.lm.large_edits import LargeEdits
+from edit_hooks.lm.editing.memory_limit import LargeEdits
 from edit_hooks.store.store import Description
 
 CPU = torch.device("cpu")

@@ -23,7 +23,7 @@ from edit_hooks.deltas.saved import save_edits
 from edit_hooks.in_context.fact_memory import load_memory
 from edit_hooks.in_context.memory_artifact import MEMORY_MODELS
 from edit_hooks.in_context.scope_classifier import THRESHOLD
-from edit_hooks.lm.prompt_edits import fitted_to
+from edit_hooks.lm.asking.prompt_edits import fitted_to
 from lm_edit.cli.main import main
 
 PROMPT, FAR = "Port Elna is the capital of", "She wrote the novel in"

@@ -13,8 +13,8 @@ from edit_hooks.contract.subject import EDIT_REQUESTS, Subject
 from edit_hooks.contract.tiny_models import build_model
 from edit_hooks.deltas.apply import AppliedDeltas, edited
 from edit_hooks.deltas.delta import Factor
-from edit_hooks.lm.plan import EditPlan, chunked
-from edit_hooks.lm.stream import EditStream, Guard
+from edit_hooks.lm.editing.stream import EditStream, Guard
+from edit_hooks.lm.options.plan import EditPlan, chunked
 from edit_hooks.modeling.identity import model_identity
 from edit_hooks.store.store import Store
 

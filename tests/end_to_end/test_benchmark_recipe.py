@@ -22,11 +22,11 @@ from templates import TEMPLATES, copy_template
 
 import lm_eval_tasks
 from edit_hooks.contract.tiny_models import save_tiny
-from edit_hooks.lm.edit_sources import load_edits
+from edit_hooks.lm.options.edit_sources import load_edits
 from lm_edit.cli.main import main
 from lm_edit.mend_data import load_edit_data
 from lm_edit.tuning.cases import load_cases
-from lm_eval_tasks.common.benchmark import ENTRY_POINTS, all_benchmarks
+from lm_eval_tasks.common.records.benchmark import ENTRY_POINTS, all_benchmarks
 
 RECIPE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("### A benchmark")[1].split("\n### ")[0]
 TEMPLATE = TEMPLATES / "benchmark"

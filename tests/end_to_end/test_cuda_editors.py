@@ -19,9 +19,9 @@ from edit_hooks.contract import batch_checks
 from edit_hooks.contract.runner import run_contract
 from edit_hooks.contract.subject import EDIT_REQUESTS, Subject, distance
 from edit_hooks.contract.tiny_models import build_model
-from edit_hooks.lm.edit_cost import GIB, MODEL_MEMORY, PEAK_MEMORY, measured
-from edit_hooks.lm.plan import EditPlan, chunked
-from edit_hooks.lm.stream import EditStream, Guard
+from edit_hooks.lm.editing.cost import GIB, MODEL_MEMORY, PEAK_MEMORY, measured
+from edit_hooks.lm.editing.stream import EditStream, Guard
+from edit_hooks.lm.options.plan import EditPlan, chunked
 from edit_hooks.modeling.identity import model_identity
 from edit_hooks.store.store import Store
 

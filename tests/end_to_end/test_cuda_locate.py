@@ -16,7 +16,7 @@ from edit_hooks.locate.second_moments import MomentSettings, second_moments
 from edit_hooks.locate.solve import SecondMoment
 from lm_edit.tuning.search import tune
 from lm_edit.tuning.trials import TrialRunner
-from lm_eval_tasks.common.cases import Case, Question
+from lm_eval_tasks.common.records.cases import Case, Question
 
 # CI has no GPU; devices are pretended in tests/contract/test_*_devices.py.
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -20,7 +20,7 @@ from paths import ROOT
 from edit_hooks.lm.model import OWN_OPTIONS
 from judges.settings import read_settings
 from lm_edit.cli.main import VERBS, build_parser
-from lm_eval_tasks.common.benchmark import all_benchmarks
+from lm_eval_tasks.common.records.benchmark import all_benchmarks
 from lm_eval_tasks.common.settings import COMMON_SETTINGS
 
 TRACKED = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False).stdout

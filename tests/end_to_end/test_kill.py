@@ -67,7 +67,7 @@ def serve() -> None:
     from saved_results import evaluate_here
 
     from edit_hooks.base.registry import editor_class
-    from edit_hooks.lm.kept_answers import ANSWERING_MODULES
+    from edit_hooks.lm.asking.stored_answers import ANSWERING_MODULES
     from edit_hooks.utils.hashing import code_fingerprint
 
     # Cached for all children, so that a source file that changes during the test does not change the keys.

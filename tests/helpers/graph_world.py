@@ -11,14 +11,14 @@ from typing import Any
 from judges.backends.base import Outcome, Reply
 from judges.model.writer import without_thought
 from judges.prompt import Chat
-from lm_eval_tasks.common.facts import Fact
-from lm_eval_tasks.knowgic.growth_prompts import (
+from lm_edit.builders.facts import Fact
+from lm_edit.builders.knowgic.growth_prompts import (
     CHAIN_PROMPT,
     EXTRACTION_PROMPT,
     REASONING_PROMPT,
     WORDING_PROMPT,
 )
-from lm_eval_tasks.knowgic.seeds import Seeds, read_seeds
+from lm_edit.builders.knowgic.seeds import Seeds, read_seeds
 
 SEEDS: dict[str, Any] = {
     "seeds": [["Ada Moss", "school", "Elmwood", "Oakridge"]],

@@ -12,8 +12,8 @@ from lm_eval.loggers import EvaluationTracker
 from scripted import ScriptedLM
 from task_runs import run
 
-from lm_eval_tasks.common.run_names import name_run
-from lm_eval_tasks.common.run_options import model_arguments
+from lm_eval_tasks.report.run_facts import name_run
+from lm_eval_tasks.report.run_options import model_arguments
 
 # What `edited_hf` records of itself; test_same_run.py compares names and types with those of runs.
 EDITING = {

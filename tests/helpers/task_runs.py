@@ -15,9 +15,9 @@ from scripted import Exchange, ScriptedLM
 from task_managers import FOLDER, task_manager
 
 from edit_hooks.utils.json_io import read_rows
-from lm_eval_tasks.common.benchmark import Benchmark, all_benchmarks
-from lm_eval_tasks.common.cases import LeftOut
-from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.records.benchmark import Benchmark, all_benchmarks
+from lm_eval_tasks.common.records.cases import LeftOut
+from lm_eval_tasks.common.records.fields import Fields
 
 # Of benchmarks; the tasks of other folders have no edits.
 TASKS = sorted(path.stem for path in FOLDER.glob("*/[!_]*.yaml") if (path.parent / "benchmark.py").exists())

@@ -13,7 +13,7 @@ from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, EDIT_LAYER
 from lm_edit.tuning import search
 from lm_edit.tuning.candidates import step_of
 from lm_edit.tuning.trials import Trial, TrialRunner
-from lm_eval_tasks.common.cases import Case, Question
+from lm_eval_tasks.common.records.cases import Case, Question
 
 QUICK = {"layers": [EDIT_LAYER], "num_steps": 4, "context_templates": CONTEXT_TEMPLATES[:2]}
 CASES = [

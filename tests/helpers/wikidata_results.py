@@ -6,7 +6,7 @@ import csv
 import json
 from pathlib import Path
 
-from lm_eval_tasks.bake.wikidata import COLUMNS
+from lm_edit.builders.bake.wikidata import COLUMNS
 
 ENTITY = "http://www.wikidata.org/entity/"
 Rows = list[tuple[str, str, str, str]]

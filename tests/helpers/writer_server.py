@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from judge_server import JudgeServer, Script, serve
 
-from lm_eval_tasks.qaedit.wording import CATEGORY, PARAPHRASE, SUBJECT
+from lm_edit.builders.qaedit.wording import CATEGORY, PARAPHRASE, SUBJECT
 
 
 class Asked(NamedTuple):

@@ -10,7 +10,7 @@ from paths import RECORDS
 from edit_hooks import EditingError
 from edit_hooks.training.edit_data import EditExample
 from lm_edit.mend_data import load_edit_data
-from lm_eval_tasks.common.benchmark import find_benchmark
+from lm_eval_tasks.common.records.benchmark import find_benchmark
 
 
 def test_data_from_files_of_both_layouts_and_from_benchmarks(tmp_path):

@@ -15,7 +15,7 @@ from edit_hooks.assets import demo_model as demo
 from edit_hooks.utils.files import sha256_of
 from judges.match import exact_match, normalize
 from lm_eval_tasks.bake.benchmark import parse_concept, parse_judge, parse_qa
-from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.records.fields import Fields
 from lm_eval_tasks.protocols.wild import CONTEXTS
 from lm_eval_tasks.qaedit.benchmark import parse
 

@@ -20,9 +20,9 @@ from judges.settings import PRESETS
 from lm_edit.sweeps.choices import UNEDITED
 from lm_edit.sweeps.plan import load_plan, shipped_plans
 from lm_eval_tasks.bake.reversal import JUDGE_TEMPLATES
-from lm_eval_tasks.common.dataset import HUB, named_set
-from lm_eval_tasks.common.population import POPULATION, POPULATIONS, WRONG_EM, WRONG_JUDGE
-from lm_eval_tasks.common.stages import RETENTION
+from lm_eval_tasks.common.records.dataset import HUB, named_set
+from lm_eval_tasks.common.scoring.population import POPULATION, POPULATIONS, WRONG_EM, WRONG_JUDGE
+from lm_eval_tasks.common.task.stages import RETENTION
 from lm_eval_tasks.knowgic.forms import CONTEXTS as KNOWGIC_CONTEXTS
 from lm_eval_tasks.protocols.wild import CONTEXTS
 

@@ -24,8 +24,8 @@ from lm_edit.results.exports.options import Exported, ExportOptions
 from lm_edit.results.runs import Paths, ResultFile
 from lm_edit.results.tables import current_results, load_results
 from lm_edit.results.task_facts import TaskFacts
-from lm_eval_tasks.common.columns import ALL_CASES
-from lm_eval_tasks.common.run_names import UNEDITED, slug
+from lm_eval_tasks.common.scoring.columns import ALL_CASES
+from lm_eval_tasks.report.run_facts import UNEDITED, slug
 
 SCHEMA_VERSION = "0.3.0"
 DIGITS = 8  # of the hash of a judge, protocol or data in the id of a result

@@ -12,8 +12,8 @@ from lm_edit.results.documents import CaseDocument, Question, SavedResponse, tas
 from lm_edit.results.exports.options import Exported, ExportOptions
 from lm_edit.results.runs import Paths, ResultFile
 from lm_edit.results.tables import current_tasks, result_rows
-from lm_eval_tasks.common.columns import is_number
-from lm_eval_tasks.common.run_names import slug
+from lm_eval_tasks.common.scoring.columns import is_number
+from lm_eval_tasks.report.run_facts import slug
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog, EvalSample

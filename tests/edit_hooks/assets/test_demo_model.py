@@ -19,7 +19,7 @@ from paths import ROOT
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from edit_hooks.assets import demo_model as demo
-from edit_hooks.lm.model_options import check_model_options, saved_from_gguf
+from edit_hooks.lm.options.loading import check_model_options, saved_from_gguf
 from edit_hooks.utils.errors import EditingError
 
 HIDDEN, INNER, HEADS, HEAD_DIM, BLOCKS = 16, 24, 2, 8, 2

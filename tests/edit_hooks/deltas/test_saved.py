@@ -18,9 +18,9 @@ from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import REQUESTS, build_tokenizer
 from edit_hooks.deltas.export import export_peft, read_peft
 from edit_hooks.deltas.saved import load_edit, read_deltas, requests_of, save_edits, saved_files, stream_folder
+from edit_hooks.lm.editing.stream import EditStream, Guard
 from edit_hooks.lm.model import EditedHFLM
-from edit_hooks.lm.plan import EditPlan, chunked
-from edit_hooks.lm.stream import EditStream, Guard
+from edit_hooks.lm.options.plan import EditPlan, chunked
 from edit_hooks.modeling.identity import ModelIdentity, model_identity
 
 REQUEST = EditRequest(prompt="{} is the capital of", subject="Ostravia", target_new="Velm")

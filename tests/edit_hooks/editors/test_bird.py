@@ -17,7 +17,7 @@ from edit_hooks import EditingError, EditRequest, load_editor
 from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, NATURAL_TOKENIZER, REQUESTS, build_model, build_tokenizer
 from edit_hooks.editors import bird
 from edit_hooks.editors.bird import BIRDTerm, phrase_table
-from edit_hooks.lm.independent import IndependentEdits
+from edit_hooks.lm.editing.independent import IndependentEdits
 from edit_hooks.locate.editor import forward_maker
 from edit_hooks.modeling.architectures import ARCHITECTURES
 from edit_hooks.modeling.identity import model_identity

@@ -16,9 +16,9 @@ from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.in_context.rounds import DEMONSTRATIONS, FACT, ROUND_TOKENS, Dialogue
 from edit_hooks.in_context.selection import bare_question
 from edit_hooks.utils.errors import EditingError
-from lm_eval_tasks.common.answers import NOT_FINITE, read_answer, why_no_answer
-from lm_eval_tasks.common.measures import Unscored, agree_gen
-from lm_eval_tasks.common.probes import Probe, ProbeAnswers
+from lm_eval_tasks.common.asking.answers import NOT_FINITE, read_answer, why_no_answer
+from lm_eval_tasks.common.asking.probes import Probe, ProbeAnswers
+from lm_eval_tasks.common.scoring.measures import Unscored, agree_gen
 from lm_eval_tasks.mquake.multi_hop import THOUGHT, final_answer
 from lm_eval_tasks.protocols.fluency import generated_whole
 

@@ -11,8 +11,8 @@ from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, REQUESTS, build_m
 from edit_hooks.deltas.delta import Factor
 from edit_hooks.editors import kn
 from edit_hooks.editors.simie import STATE_PREFIX, concatenated, output_change, solve_keys
-from edit_hooks.lm.plan import EditPlan, chunked
-from edit_hooks.lm.stream import EditStream, Guard
+from edit_hooks.lm.editing.stream import EditStream, Guard
+from edit_hooks.lm.options.plan import EditPlan, chunked
 from edit_hooks.modeling.architectures import architecture_of, is_transposed
 from edit_hooks.modeling.identity import model_identity
 from edit_hooks.modeling.tokens import split_continuation

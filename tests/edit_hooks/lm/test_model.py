@@ -17,8 +17,8 @@ from edit_hooks.answers import FailedAnswer
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, save_tiny
 from edit_hooks.inference import batching, decoding
+from edit_hooks.lm.editing.stream import Guard
 from edit_hooks.lm.model import EditedHFLM
-from edit_hooks.lm.stream import Guard
 
 
 @pytest.fixture(scope="module")

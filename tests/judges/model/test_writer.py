@@ -19,7 +19,7 @@ from judges.base import CoverageError
 from judges.model.factory import WRITER_REPLY_TOKENS, make_writer
 from judges.model.writer import ReplyStore, Writer
 from judges.prompt import Chat
-from lm_eval_tasks.qaedit.wording import PARAPHRASE, SUBJECT
+from lm_edit.builders.qaedit.wording import PARAPHRASE, SUBJECT
 
 CHATS = [prompt.chat(fact.question) for fact in FACTS for prompt in (SUBJECT, PARAPHRASE)]
 CHAT: Chat = [{"role": "user", "content": "hello"}]

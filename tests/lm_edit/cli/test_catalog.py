@@ -18,8 +18,8 @@ from edit_hooks.training.mend_config import TrainingConfig
 from edit_hooks.training.serac_config import SERACTrainingConfig
 from edit_hooks.utils.errors import EditingError
 from lm_edit.cli.main import main
-from lm_eval_tasks.common import catalog
-from lm_eval_tasks.common.benchmark import ENTRY_POINTS
+from lm_eval_tasks.common.records.benchmark import ENTRY_POINTS
+from lm_eval_tasks.report import catalog
 
 BAKE = RECORDS / "bake_qa.jsonl"
 

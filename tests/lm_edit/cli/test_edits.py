@@ -18,12 +18,12 @@ from edit_hooks.contract.tiny_models import REQUESTS, save_tiny
 from edit_hooks.deltas.delta import Factor
 from edit_hooks.deltas.export import export_peft
 from edit_hooks.deltas.saved import save_edits
-from edit_hooks.lm.edit_sources import load_edits
 from edit_hooks.lm.model import EditedHFLM
+from edit_hooks.lm.options.edit_sources import load_edits
 from lm_edit.cli.edits import print_effects
 from lm_edit.cli.main import main
 from lm_edit.edits import SavedEdit
-from lm_eval_tasks.common.anomalies import find_anomalies
+from lm_eval_tasks.report.anomalies import find_anomalies
 
 
 @pytest.fixture

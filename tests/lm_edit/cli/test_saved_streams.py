@@ -13,7 +13,7 @@ from edit_hooks.base.registry import editor_class
 from edit_hooks.contract.tiny_models import REQUESTS
 from edit_hooks.lm.model import EditedHFLM
 from lm_edit.cli.main import main
-from lm_eval_tasks.common.run_options import edit_options
+from lm_eval_tasks.report.run_options import edit_options
 
 NUM_EDITS = 3
 HOOKS = ("grace", "wise", "melo", "defer")

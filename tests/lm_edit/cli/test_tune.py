@@ -17,11 +17,11 @@ from tuning_cases import CASES, start_at
 
 from edit_hooks import load_editor
 from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, build_model
-from edit_hooks.lm.options import EditingOptions
+from edit_hooks.lm.options.editing import EditingOptions
 from lm_edit.cli.main import main
 from lm_edit.cli.tune import _own_settings
 from lm_edit.tuning.trials import FactScore
-from lm_eval_tasks.common.cases import Case
+from lm_eval_tasks.common.records.cases import Case
 
 
 @pytest.fixture

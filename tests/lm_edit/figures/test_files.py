@@ -23,7 +23,7 @@ from lm_edit.figures.registry import all_figures
 from lm_edit.figures.rows import keep_only
 from lm_edit.figures.select import run_labels
 from lm_edit.figures.tables import Table, as_csv, as_markdown
-from lm_eval_tasks.common.benchmark import find_benchmark
+from lm_eval_tasks.common.records.benchmark import find_benchmark
 
 HOSTILE = "<img src=x onerror=alert(1)> $x^$ \x1b[31m </script>"
 pytest.importorskip("matplotlib", reason="the report extra is not installed")

@@ -11,7 +11,7 @@ from result_files import change, judged_run
 
 from lm_edit.results import load_results
 from lm_edit.results.task_facts import JUDGE
-from lm_eval_tasks.common.judge_filter import PIPELINE
+from lm_eval_tasks.common.task.judge_filter import PIPELINE
 
 TASK = "qaedit_wild_reliability"
 VERDICTS = (1.0, 1.0, 0.0, 0.0)

@@ -17,7 +17,7 @@ from lm_edit.leaderboard.table import build_board
 from lm_edit.results import load_cases, load_results
 from lm_edit.results.merge import merge_results
 from lm_edit.results.show import comparison
-from lm_eval_tasks.common.run_names import RunFacts, run_facts
+from lm_eval_tasks.report.run_facts import RunFacts, run_facts
 
 
 def test_benchmarks_that_were_run_separately_are_one_run(real_runs: RealRuns) -> None:

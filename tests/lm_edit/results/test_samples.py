@@ -20,7 +20,7 @@ from judges.base import Item
 from judges.string_judge import StringJudge
 from lm_edit.results.rejudge import judge_answers, table_rows
 from lm_edit.results.samples import read_saved_answers, read_saved_response
-from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, UNFINISHED
+from lm_eval_tasks.common.asking.answers import NEEDS_EDITED_HF, UNFINISHED
 
 
 def test_saved_samples_hold_the_answers_that_were_scored(tmp_path: Path) -> None:

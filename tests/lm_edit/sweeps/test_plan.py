@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from command_line import run_verb
 
-from edit_hooks.lm.options import EditingOptions
+from edit_hooks.lm.options.editing import EditingOptions
 from edit_hooks.training.trainer import RESUME_NAME
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import sha256_of

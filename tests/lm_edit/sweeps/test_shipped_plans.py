@@ -21,8 +21,8 @@ from lm_edit.sweeps.choices import UNEDITED, Plan
 from lm_edit.sweeps.grid import Grid
 from lm_edit.sweeps.plan import EDITOR_KEYS, load_plan, shipped_plans
 from lm_edit.sweeps.tasks import benchmarks_of, leaf_tasks
-from lm_eval_tasks.common.benchmark import all_benchmarks
-from lm_eval_tasks.common.editor_settings import find_setting
+from lm_eval_tasks.common.records.benchmark import all_benchmarks
+from lm_eval_tasks.report.editor_settings import find_setting
 
 # Entries in comments, which need a file of the user.
 COMMENTED = re.compile(r"^ *# - (\{editor: .*\}) *(?:#.*)?$", flags=re.MULTILINE)

@@ -7,7 +7,7 @@ from record_files import write_jsonl
 
 from edit_hooks.utils.errors import EditingError
 from lm_edit.tuning.cases import load_cases
-from lm_eval_tasks.common.cases import Question
+from lm_eval_tasks.common.records.cases import Question
 
 REQUEST = {"prompt": "{} is located in", "subject": "Port Amelin", "target_new": "Rome", "target_true": "Brenholt"}
 RECORD = {

@@ -11,7 +11,7 @@ from edit_hooks.contract.tiny_models import build_model, build_tokenizer
 from lm_edit.tuning import search
 from lm_edit.tuning.steps import Step, find_step
 from lm_edit.tuning.trials import FactScore
-from lm_eval_tasks.common.cases import Case
+from lm_eval_tasks.common.records.cases import Case
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from edit_hooks import EditRequest
 from edit_hooks.utils.options import parse_editor_args
 from lm_edit.tuning.settings_file import MAX_LISTED, SearchRecord, list_cases, write_settings
 from lm_edit.tuning.trials import FactScore, Trial
-from lm_eval_tasks.common.cases import Case
+from lm_eval_tasks.common.records.cases import Case
 
 TRIAL = Trial({"seed": 3, "layers": [1], "lr": 0.25}, {"fact": FactScore(1.0, None, 0.5, 0.1)})
 RECORD = SearchRecord("rome", "tiny", "1 facts", CASES[:1])

@@ -18,7 +18,7 @@ from edit_hooks import EditingError, load_editor
 from edit_hooks.base import origin as origins
 from edit_hooks.base.origin import SettingsOrigin
 from edit_hooks.contract.tiny_models import build_model
-from edit_hooks.lm.options import EditingOptions
+from edit_hooks.lm.options.editing import EditingOptions
 from edit_hooks.utils.options import parse_editor_args
 from edit_hooks.utils.yaml_io import read_yaml
 from lm_edit.cli import tune

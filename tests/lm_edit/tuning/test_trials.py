@@ -13,7 +13,7 @@ from edit_hooks import EditingError, edited, load_editor
 from edit_hooks.contract.tiny_models import EDIT_LAYER, SENTENCES, build_model, build_tokenizer
 from edit_hooks.store.store import Store
 from lm_edit.tuning.trials import FactScore, Trial, TrialRunner
-from lm_eval_tasks.common.cases import Question
+from lm_eval_tasks.common.records.cases import Question
 
 FT = {"layers": [EDIT_LAYER], "num_steps": 4}
 

@@ -15,8 +15,8 @@ from edit_hooks.prompt_context import fact_line
 from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.bake.benchmark import BAKE_J, BAKE_QJ
 from lm_eval_tasks.bake.reversal import CATEGORIES, answer_category, judge_question, reversed_statement
-from lm_eval_tasks.common.measures import Unscored
-from lm_eval_tasks.common.scoring import harmonic_mean
+from lm_eval_tasks.common.scoring.measures import Unscored
+from lm_eval_tasks.common.scoring.primitives import harmonic_mean
 
 # ------------------------------------------------------------------ judge question
 

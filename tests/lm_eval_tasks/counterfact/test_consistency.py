@@ -15,8 +15,8 @@ from scripted import ScriptedLM, generated
 from task_runs import build, metrics_of, run
 
 from edit_hooks.utils.errors import EditingError
-from lm_eval_tasks.common.measures import Score, evaluate
-from lm_eval_tasks.common.probes import CaseAnswers
+from lm_eval_tasks.common.asking.probes import CaseAnswers
+from lm_eval_tasks.common.scoring.measures import Score, evaluate
 from lm_eval_tasks.counterfact import consistency
 from lm_eval_tasks.counterfact.benchmark import COUNTERFACT
 from lm_eval_tasks.counterfact.references import load_references

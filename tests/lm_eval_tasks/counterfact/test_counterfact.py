@@ -12,7 +12,7 @@ from record_files import invented_records, published_data, with_field, write_jso
 from scripted import ScriptedLM
 from task_runs import from_nlls, metrics_of, run
 
-from edit_hooks.lm.edit_sources import load_edits
+from edit_hooks.lm.options.edit_sources import load_edits
 from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.counterfact.benchmark import COUNTERFACT, COUNTERFACT_FLAT
 from lm_eval_tasks.counterfact.references import load_references

@@ -12,8 +12,8 @@ from scripted import ScriptedLM
 from task_runs import metrics_of, run
 
 from edit_hooks.utils.errors import EditingError
-from lm_eval_tasks.common.cases import Case
-from lm_eval_tasks.common.dataset import Loaded
+from lm_eval_tasks.common.records.cases import Case
+from lm_eval_tasks.common.records.dataset import Loaded
 from lm_eval_tasks.counterfact.benchmark import COUNTERFACT_FLAT
 
 OLD = {

@@ -14,9 +14,9 @@ from edit_hooks.answers import FailedAnswer
 from edit_hooks.decoding import Decoding, Sampling
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from lm_eval_tasks.common.aggregation import pooled_mean, total_scored
-from lm_eval_tasks.common.measures import Score, evaluate
-from lm_eval_tasks.common.probes import CaseAnswers, case_requests
+from lm_eval_tasks.common.asking.probes import CaseAnswers, case_requests
+from lm_eval_tasks.common.scoring.aggregation import pooled_mean, total_scored
+from lm_eval_tasks.common.scoring.measures import Score, evaluate
 from lm_eval_tasks.knowgic import chains
 from lm_eval_tasks.knowgic.case import ChainCase, Hop
 

@@ -8,7 +8,7 @@ import math
 import pytest
 from paths import REAL_DATA
 
-from lm_eval_tasks.common.aggregation import pooled_mean
+from lm_eval_tasks.common.scoring.aggregation import pooled_mean
 
 TABLE = REAL_DATA.parent / "spec" / "published" / "thinkedit_appendix_chains.csv"
 PRINTED = (21, 72, 110, 158, 205)  # chains by length, table 4

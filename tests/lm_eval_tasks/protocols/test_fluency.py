@@ -13,9 +13,9 @@ from edit_hooks.answers import FailedAnswer, GeneratedText
 from edit_hooks.decoding import Decoding, Sampling
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from lm_eval_tasks.common.cases import Case
-from lm_eval_tasks.common.measures import evaluate
-from lm_eval_tasks.common.probes import CaseAnswers, case_requests
+from lm_eval_tasks.common.asking.probes import CaseAnswers, case_requests
+from lm_eval_tasks.common.records.cases import Case
+from lm_eval_tasks.common.scoring.measures import evaluate
 from lm_eval_tasks.protocols import fluency
 
 CASE = Case(EditRequest(prompt="{} is in", subject="Port Elna", target_new="Tarsland", case_id="0"))

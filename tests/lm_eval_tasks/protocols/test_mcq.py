@@ -15,9 +15,9 @@ from scripted import scored
 from task_runs import build, metrics_of, run
 
 from edit_hooks.request import EditRequest
-from lm_eval_tasks.common.cases import Case
-from lm_eval_tasks.common.measures import evaluate
-from lm_eval_tasks.common.probes import CaseAnswers
+from lm_eval_tasks.common.asking.probes import CaseAnswers
+from lm_eval_tasks.common.records.cases import Case
+from lm_eval_tasks.common.scoring.measures import evaluate
 from lm_eval_tasks.protocols import mcq
 
 REQUEST = EditRequest(prompt="{} lies in", subject="Velm", target_new="Karsk", target_true="Ostmark", case_id="7")

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from edit_hooks.request import EditRequest
-from lm_eval_tasks.common.cases import Case
+from lm_eval_tasks.common.records.cases import Case
 from lm_eval_tasks.protocols.other_objects import OtherObjects, draw_other_objects
 
 

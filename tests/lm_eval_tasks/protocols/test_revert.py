@@ -10,9 +10,9 @@ from scripted import ScriptedLM
 from task_runs import from_nlls, metrics_of, run
 
 from edit_hooks.request import EditRequest
-from lm_eval_tasks.common.cases import Case, Question
-from lm_eval_tasks.common.measures import evaluate
-from lm_eval_tasks.common.probes import CaseAnswers
+from lm_eval_tasks.common.asking.probes import CaseAnswers
+from lm_eval_tasks.common.records.cases import Case, Question
+from lm_eval_tasks.common.scoring.measures import evaluate
 from lm_eval_tasks.protocols import revert
 
 PROMPT = "Port Elna is the capital of"

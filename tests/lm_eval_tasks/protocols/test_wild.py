@@ -10,7 +10,7 @@ from task_runs import build, metrics_of, run
 
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from lm_eval_tasks.common.cases import Case, Question
+from lm_eval_tasks.common.records.cases import Case, Question
 from lm_eval_tasks.protocols import wild
 
 

@@ -11,11 +11,11 @@ import pytest
 from paths import RECORDS
 from record_files import invented_records, published_data, with_field, write_jsonl
 
-from edit_hooks.lm.edit_sources import load_edits
+from edit_hooks.lm.options.edit_sources import load_edits
 from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.bake.benchmark import BAKE_QJ
-from lm_eval_tasks.common import benchmark
-from lm_eval_tasks.common.dataset import Loaded
+from lm_eval_tasks.common.records import benchmark
+from lm_eval_tasks.common.records.dataset import Loaded
 from lm_eval_tasks.qaedit.benchmark import QAEDIT
 
 INVENTED = {"data": str(RECORDS / "qaedit.jsonl")}

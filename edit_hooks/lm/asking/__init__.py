@@ -1,0 +1,1 @@
+"""Questions as engine items: contexts, chats, facts in prompts, stored answers."""

@@ -1,0 +1,274 @@
+"""Context edits: text put before the question, or between its sub-questions, and the model that answers.
+
+The context becomes part of the prompt and the item is rebuilt by lm-eval's rules, so chat templates, special tokens and
+truncation are those of any prompt. A question in the scope of a fact with a counterfactual model (SERAC) is answered by
+that model; the choice is made once per prompt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
+
+from torch import nn
+
+from edit_hooks.answers import ContextReport, GeneratedText, ScoredContinuation
+from edit_hooks.base.editor import position_limit
+from edit_hooks.deltas.context_edit import ContextPrompt
+from edit_hooks.deltas.delta import Delta
+from edit_hooks.in_context.fact_memory import load_memory
+from edit_hooks.in_context.rounds import DEMONSTRATIONS, FACT, ROUND_TOKENS, Dialogue
+from edit_hooks.in_context.selection import select_facts
+from edit_hooks.inference.items import GenerateItem, ScoreItem
+from edit_hooks.lm.asking.chats import Chats
+from edit_hooks.lm.asking.engine import Engine
+from edit_hooks.lm.asking.item_builder import Built, ItemBuilder, ItemT
+from edit_hooks.modeling.architectures import unwrapped
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.logs import get_logger
+
+log = get_logger("lm_eval.edited_hf")
+
+# (prompt, continuation) -> item
+ScoreItemBuilder: TypeAlias = Callable[[str, str], Built[ScoreItem]]
+AnswerT = TypeVar("AnswerT", ScoredContinuation, GeneratedText)
+
+
+class Placed(NamedTuple, Generic[ItemT]):
+    """An item with the edit's context before its question.
+
+    Attributes:
+        model: the counterfactual model that answers; ``None``: the run's model.
+    """
+
+    item: ItemT
+    report: ContextReport
+    model: nn.Module | None = None
+
+
+class PromptEdits:
+    """Puts the contexts of edits before questions.
+
+    Args:
+        builder: builds items from texts.
+        chats: the prompts that the model's chat template made; contexts are put into them.
+        engine: answers the items; counterfactual models take the place of its model.
+    """
+
+    def __init__(self, builder: ItemBuilder, chats: Chats, engine: Engine) -> None:
+        self._builder, self._chats, self._engine = builder, chats, engine
+
+    def is_chat(self, prompt: str) -> bool:
+        """Whether the model's chat template made a prompt."""
+        return prompt in self._chats
+
+    def answer(
+        self,
+        jobs: Sequence[tuple[ItemT, Delta | None]],
+        answer_jobs: Callable[[Sequence[tuple[ItemT, Delta | None]]], Sequence[AnswerT]],
+        score_item: ScoreItemBuilder | None = None,
+    ) -> list[AnswerT]:
+        """Answer items under edits, with context edits as part of the prompts.
+
+        Args:
+            score_item: tokenizes a longer prompt and its continuation by the rule of the items; by default that of
+                editing documents.
+        """
+        without_contexts: dict[Delta, Delta | None] = {}  # one object per edit, so that its items share batches
+        prepared: list[tuple[ItemT, Delta | None]] = []
+        reports: list[ContextReport | None] = []
+        numbers: dict[nn.Module | None, list[int]] = {}  # of the jobs that each model answers
+        for number, (item, delta) in enumerate(jobs):
+            report, model = None, None
+            if delta is not None and delta.contexts:
+                if delta not in without_contexts:
+                    without_contexts[delta] = delta.without_contexts
+                item, report, model = self.with_context(item, delta, score_item)
+                delta = without_contexts[delta]
+            prepared.append((item, delta))
+            reports.append(report)
+            numbers.setdefault(model, []).append(number)
+        answers: dict[int, AnswerT] = {}
+        for model, own in numbers.items():
+            with self._engine.answering_with(model):
+                answers.update(zip(own, answer_jobs([prepared[number] for number in own]), strict=True))
+        return [
+            answers[number] if report is None else dataclasses.replace(answers[number], context=report)
+            for number, report in enumerate(reports)
+        ]
+
+    def generate(
+        self,
+        jobs: Sequence[tuple[GenerateItem, Delta | None]],
+        generate_jobs: Callable[[Sequence[tuple[GenerateItem, Delta | None]]], Sequence[GeneratedText]],
+    ) -> list[GeneratedText]:
+        """Generate answers under edits; those of contexts with rounds, sub-question by sub-question.
+
+        Answers of a given length are not split into rounds.
+        """
+        dialogues: dict[int, tuple[GenerateItem, Delta]] = {}
+        for number, (item, delta) in enumerate(jobs):
+            if delta is not None and delta.contexts and delta.contexts[0].rounds and item.target is None:
+                dialogues[number] = (item, delta)
+        rest = [job for number, job in enumerate(jobs) if number not in dialogues]
+        direct = iter(self.answer(rest, generate_jobs) if rest else ())
+        in_rounds = dict(zip(dialogues, self._in_rounds(list(dialogues.values()), generate_jobs), strict=True))
+        return [in_rounds[number] if number in in_rounds else next(direct) for number in range(len(jobs))]
+
+    def _in_rounds(
+        self,
+        jobs: Sequence[tuple[GenerateItem, Delta]],
+        generate_jobs: Callable[[Sequence[tuple[GenerateItem, Delta | None]]], Sequence[GeneratedText]],
+    ) -> list[GeneratedText]:
+        """The final answers of dialogues, whose rounds are generated together."""
+        dialogues = [self._dialogue(item, delta) for item, delta in jobs]
+        last: dict[int, GeneratedText] = {}
+        cut: set[int] = set()
+        without_fact: set[int] = set()  # or without the whole question, which stands before the facts
+        while ongoing := [number for number, dialogue in enumerate(dialogues) if dialogue.ongoing]:
+            prepared: list[tuple[GenerateItem, Delta | None]] = []
+            for number in ongoing:
+                item, delta = jobs[number]
+                item = self._builder.with_thought(item)  # its words are no part of the dialogue
+                item = dataclasses.replace(item, stops=(FACT,), max_new_tokens=ROUND_TOKENS)
+                prompt = dialogues[number].prompt
+                built = self._builder.fitted_prompt(prompt, item)
+                prepared.append((built.item, delta.without_contexts))
+                if built.cut:
+                    cut.add(number)
+                if self._builder.is_cut_past(prompt, built.num_cut, len(DEMONSTRATIONS)):
+                    without_fact.add(number)
+            for number, text in zip(ongoing, generate_jobs(prepared), strict=True):
+                if text.is_finite:
+                    dialogues[number].advance(text.text)
+                else:
+                    dialogues[number].ongoing = False
+                last[number] = text
+        return [
+            dataclasses.replace(
+                last[number],
+                raw=dialogue.text,
+                stops=item.stops,
+                token_ids=None,  # those of the last round are not the answer's
+                context=ContextReport(
+                    facts=len(dialogue.retrieved),
+                    cut=number in cut,
+                    fact_cut=number in without_fact,
+                    rounds=dialogue.num_rounds,
+                ),
+            )
+            for number, ((item, _), dialogue) in enumerate(zip(jobs, dialogues, strict=True))
+        ]
+
+    def _dialogue(self, item: GenerateItem, delta: Delta) -> Dialogue:
+        if item.text is None or self.is_chat(item.text):
+            raise EditingError("an editor that asks sub-questions needs plain prompts; drop --apply_chat_template.")
+        return Dialogue(item.text, delta.contexts)
+
+    def with_context(self, item: ItemT, delta: Delta, score_item: ScoreItemBuilder | None = None) -> Placed[ItemT]:
+        """Rebuild an item with the edit's context before the question.
+
+        Demonstrations that do not fit are left out, those farthest from the question first. A prompt that is too long
+        even then is cut at its beginning by lm-eval's rule, and the report records it: the facts are lost first.
+        """
+        prompt = item.text if isinstance(item, GenerateItem) else item.texts and item.texts[0]
+        if prompt is None:
+            log.warning("texts without a prompt (rolling log-likelihoods) are answered without the edits' contexts.")
+            return Placed(item, ContextReport())
+        question = self.question_of(prompt)
+        chosen = select_facts(delta.contexts, question, self._device_of(delta))
+        context = chosen.prompt
+        report = ContextReport(best_fact=chosen.best_fact, scope_score=chosen.scope_score, similarity=chosen.similarity)
+        if context is None:
+            return Placed(item, report)
+        for shown in range(len(context.demonstrations), -1, -1):
+            longer = self.before_question(context.text(shown, question), prompt)
+            built = self._rebuild(item, longer, score_item)
+            if not built.cut:
+                break
+        model = self._counterfactual(context)
+        if model is not None:
+            built = fitted_to(model, built)
+        report = dataclasses.replace(
+            report,
+            facts=context.num_facts(question),
+            demonstrations=shown,
+            left_out=len(context.demonstrations) - shown,
+            cut=built.cut,
+            fact_cut=context.has_fact(question) and self._is_fact_cut(context, question, longer, built),
+        )
+        return Placed(built.item, report, model)
+
+    def _is_fact_cut(self, context: ContextPrompt, question: str, prompt: str, built: Built[ItemT]) -> bool:
+        """Whether what was cut off a prompt reaches into its facts; where they are unknown, whether anything was."""
+        start = prompt.rfind((context.text(0, question) + question).strip())
+        return self._builder.is_cut_past(prompt, built.num_cut, max(start, 0))
+
+    def _device_of(self, delta: Delta) -> str:
+        """Where the models of an edit's memory run."""
+        return "cpu" if delta.contexts[0].memory is None else str(self._engine.device)
+
+    def _counterfactual(self, context: ContextPrompt) -> nn.Module | None:
+        """The model that answers in place of the run's, if the fact names one."""
+        fact = context.facts[-1]
+        if fact.memory is None:
+            return None
+        return load_memory(fact.memory, fact.embedder, str(self._engine.device)).counterfactual
+
+    def _rebuild(self, item: ItemT, prompt: str, score_item: ScoreItemBuilder | None) -> Built[ItemT]:
+        if isinstance(item, GenerateItem):
+            return self._builder.fitted_prompt(prompt, item)
+        assert item.texts is not None
+        if item.by_token is not None:
+            return self._builder.token_prompt_item(prompt, item.texts[1], item.by_token.rule)
+        return (score_item or self._builder.score_item)(prompt, item.texts[1])
+
+    def before_question(self, text: str, prompt: str) -> str:
+        """Put text before a prompt; in a chat, before the last user message."""
+        if not self._chats:
+            return text + prompt
+        if prompt not in self._chats:
+            raise EditingError(
+                f"prompt {prompt[:80]!r}... was not made by this model's chat template, so the position of a "
+                "context in it is unknown; run without --apply_chat_template."
+            )
+        messages, add_generation_prompt = self._chats[prompt]
+        messages = [dict(message) for message in messages]
+        last = max(number for number, message in enumerate(messages) if message["role"] == "user")
+        messages[last]["content"] = text + messages[last]["content"]
+        return self._chats.template(messages, add_generation_prompt)
+
+    def question_of(self, prompt: str) -> str:
+        """Return the last user message of a chat; any other prompt unchanged."""
+        return self._chats.question_of(prompt)
+
+
+def fitted_to(model: nn.Module, built: Built[ItemT]) -> Built[ItemT]:
+    """The item with its beginning cut to the positions of another model, which may have fewer.
+
+    Raises:
+        EditingError: the answer alone does not fit, or the model lacks an added token of the prompt.
+    """
+    limit, item = position_limit(unwrapped(model).config), built.item
+    num_tokens = unwrapped(model).get_input_embeddings().weight.shape[0]
+    if lacking := [token for token in item.context if token >= num_tokens]:
+        raise EditingError(
+            f"the counterfactual model has {num_tokens} tokens and lacks token {lacking[0]} of a prompt; ask without "
+            "such tokens (those of a chat template?), or train with another counterfactual model."
+        )
+    if limit is None:
+        return built
+    length = item.most_tokens if isinstance(item, GenerateItem) else len(item.continuation) - 1
+    if length >= limit:
+        raise EditingError(
+            f"an answer of {length} tokens leaves no room in the counterfactual model's {limit} positions."
+        )
+    if isinstance(item, ScoreItem) and item.by_token is not None:
+        contexts = item.by_token.ids  # each of them followed by one token
+        by_token = dataclasses.replace(item.by_token, ids=tuple(ids[-limit:] for ids in contexts))
+        more = max(0, *(len(ids) - limit for ids in contexts))
+        return Built(dataclasses.replace(item, by_token=by_token), built.num_cut + more)
+    room = limit - length
+    more = max(0, len(item.context) - room)
+    return Built(dataclasses.replace(item, context=item.context[-room:]), built.num_cut + more)

@@ -1,0 +1,1 @@
+"""Edits of a plan: independent ones, joint ones and streams; what each costs and does to the model."""

@@ -1,0 +1,1 @@
+"""The base model: its checkpoint, devices, processes and versions."""

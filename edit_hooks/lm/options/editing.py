@@ -1,0 +1,317 @@
+"""Options of ``edited_hf`` in ``--model_args``, validated before loading."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from edit_hooks.base.origin import LAST_FACTS
+from edit_hooks.base.registry import editor_class
+from edit_hooks.lm.options.harness import check_parent_options
+from edit_hooks.lm.options.plan import MODES
+from edit_hooks.lm.options.quantization import QUANTIZATION_OPTIONS
+from edit_hooks.prompt_context import AUTO, EDIT_CONTEXTS, read_separator, separator_name
+from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
+from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, SEED, require_number, require_whole
+from edit_hooks.utils.options import SECRET_OPTIONS, parse_checkpoints, parse_editor_args
+
+ANSWERS = ("auto", "patch")
+ENGINES = ("fast", "reference")
+DEFAULT_EDITOR = "r_rome"
+
+TEXT_OPTIONS = ("editor", "editor_label", "mode", "load_edit", "data", "answer", "engine", "store", "edits", "guard")
+
+# Options that choose a benchmark's records, besides `data` and those that end with SET_SUFFIX; its package checks them.
+DATA_OPTIONS = ("data_revision", "bad_records", "subset", "subset_seed", "separator")
+SET_SUFFIX = "_set"  # as in qaedit_set=inter_1k: a published file by name
+
+# Values of `data`: the embedded samples, the published files, and embedded facts for the search over settings.
+MINI, HUB, HELD_OUT = "mini", "hub", "mini:held_out"
+
+# icl -> the editor of the context, and its settings
+ICL: dict[str, tuple[str, dict[str, Any]]] = {
+    "no": ("", {}),
+    "yes": ("ike", {}),
+    "fact": ("ice", {}),
+    "demonstrations": ("ike", {"include_fact": False}),
+}
+
+# Keyword arguments that lm-eval's class passes to transformers' from_pretrained.
+FROM_PRETRAINED = (
+    "attn_implementation",
+    "cache_dir",
+    "device_map",
+    "force_download",
+    "local_files_only",
+    "low_cpu_mem_usage",
+    "max_memory",
+    "rope_scaling",
+    "use_safetensors",
+    "variant",
+)
+
+GUARD_OPTIONS = ("guard", "guard_norm_ratio", "guard_loss_increase")
+
+# Options that have a meaning in some modes only.
+MODES_OF: dict[str, tuple[str, ...]] = {
+    "edits": ("batch", "sequential"),
+    "num_edits": ("batch", "sequential"),
+    "edit_batch_size": ("sequential",),
+    "group_size": ("batch",),
+    "checkpoints": ("sequential",),
+    "retention": ("sequential",),
+    "load_edit": ("loaded",),
+    "immediate": ("sequential",),
+    **dict.fromkeys(GUARD_OPTIONS, ("batch", "sequential")),
+}
+
+
+@dataclass(frozen=True)
+class EditingOptions:
+    """Options besides those of ``--model hf``.
+
+    Attributes:
+        editor: name in the registry, or ``package.module:Class``.
+        editor_label: name of the editor in tables of results, in place of its own; a part of no identity.
+        mode: ``none`` (unedited), ``single`` (every case on the unedited model), ``batch`` (all edits at once) or
+            ``sequential`` (a stream of edits on the same weights). With ``load_edit`` it is ``loaded`` by
+            default.
+        load_edit: a saved edit that applies to all questions: a delta file, a folder with one, the folder of a stream
+            (all of its steps, in order), or a LoRA adapter folder.
+        editor_args: settings that override the editor's shipped configuration.
+        data: source of the benchmark records, for tasks and ``edits``. Each task's metadata records what it read.
+        data_revision, bad_records, subset, subset_seed: settings of these records, likewise for both; see the README of
+            lm_eval_tasks.
+        separator: white space between prompt and target of records without one of their own, for edits and questions:
+            ``auto`` (by the script of the texts), ``space``, ``empty``, ``newline``, or the white space itself.
+        icl: ``true`` puts the in-context prompt of ``ike`` before every question, on top of the editor; for comparison
+            ``fact`` (only the line with the edit) and ``demonstrations`` (all but that line).
+        icl_args: settings of the context, as ``editor_args``.
+        edit_context: text in which edits are made, separate from that in which questions are asked: ``bare`` (the
+            prompt alone), ``qa`` (the QA instruction of the WILD protocol) or ``chat`` (the model's chat template).
+        seed: seed of the editor, unless ``editor_args`` sets one.
+        answer: ``auto`` lets low-rank edits act per row of a mixed batch; ``patch`` writes every edit into the weights
+            while its questions are answered (the rounding of half-precision weights included).
+        engine: ``fast``, or for tests ``reference``: one edit, full forwards, patched weights, one question at a time.
+        store: folder of the content-addressed store, or ``off``.
+        max_batch_tokens: bound on the tokens of one answering pass.
+        edits: batch and sequential: source of the edits, a benchmark's name or a JSONL file of edit requests.
+        num_edits: batch and sequential: number of edited cases, from the start of the source; all by default. A case
+            is one edit, or several in benchmarks of multi-hop questions; an edit that cases share is made once.
+        edit_batch_size: sequential: cases whose edits are written in one step.
+        group_size: batch: cases per group, each group on the unedited model (k-edit settings).
+        checkpoints: sequential: numbers of cases after which all cases edited so far are answered as well.
+        immediate: sequential: also answer every case right after its own edit.
+        retention: sequential: answer all earlier cases after every step (the triangular matrix; slow).
+        compare_unedited: also evaluate lm-eval's own tasks on the unedited model, which gives each of their metrics the
+            columns ``@unedited`` and ``@difference``; not with edits of single cases, under which such tasks have no
+            edited model.
+        measure_edits: measure after every edit or step what it does to neutral prompts and to its targets' likelihood.
+        max_thought_tokens: longest thought of a generated answer, in addition to the answer; with ``think_end_token``.
+            By default thought and answer share the length of the task (``max_gen_toks``).
+        guard: sequential, and batch without groups: ``report`` or ``stop`` if the edited weights or the model's loss
+            diverge.
+        guard_norm_ratio, guard_loss_increase: thresholds of :class:`edit_hooks.lm.editing.stream.Guard`.
+    """
+
+    editor: str = DEFAULT_EDITOR
+    editor_label: str | None = None
+    mode: str = ""
+    load_edit: str | None = None
+    editor_args: Mapping[str, Any] | None = None
+    data: str | None = None
+    data_revision: str | None = None
+    bad_records: str | None = None
+    subset: int | str | None = None
+    subset_seed: int | None = None
+    separator: str = AUTO
+    icl: bool | str = False
+    icl_args: Mapping[str, Any] | None = None
+    edit_context: str = "bare"
+    seed: int = 0
+    answer: str = "auto"
+    engine: str = "fast"
+    store: str | None = None
+    max_batch_tokens: int = 4096
+    edits: str | None = None
+    num_edits: int | None = None
+    edit_batch_size: int | None = None
+    group_size: int | None = None
+    checkpoints: Sequence[int] | int | str = ()
+    immediate: bool = True
+    retention: bool = False
+    compare_unedited: bool = False
+    measure_edits: bool = True
+    max_thought_tokens: int | None = None
+    guard: Literal["report", "stop"] = "report"
+    guard_norm_ratio: float = 1.0
+    guard_loss_increase: float = 3.0
+
+    def __post_init__(self) -> None:
+        if self.mode is None:  # lm-eval reads mode=none in a string of model arguments as None
+            object.__setattr__(self, "mode", "none")
+        for name in TEXT_OPTIONS:
+            _text(name, getattr(self, name), required=name == "editor")
+        object.__setattr__(self, "mode", self.mode or ("loaded" if self.load_edit else "single"))
+        _one_of("mode", self.mode, MODES)
+        self._check_plan()
+        _one_of("answer", self.answer, ANSWERS)
+        _one_of("engine", self.engine, ENGINES)
+        editor_class(self.editor)  # raises with near misses
+        object.__setattr__(self, "separator", separator_name(read_separator(self.separator)))
+        require_whole("seed", self.seed, SEED)
+        require_whole("max_batch_tokens", self.max_batch_tokens)
+        require_number("guard_norm_ratio", self.guard_norm_ratio, POSITIVE)
+        require_number("guard_loss_increase", self.guard_loss_increase, NON_NEGATIVE)
+        object.__setattr__(self, "editor_args", parse_editor_args(self.editor_args))
+        self._check_icl()
+        self._check_edit_context()
+
+    def _check_edit_context(self) -> None:
+        _one_of("edit_context", self.edit_context, EDIT_CONTEXTS)
+        if self.edit_context == "bare":
+            return
+        if self.mode in ("none", "loaded"):
+            raise EditingError(
+                f"edit_context={self.edit_context} is the text in which edits are made; mode={self.mode} makes no edit "
+                "(a saved edit records its own). Drop it."
+            )
+        if editor_class(self.editor).writes == ("context",):
+            raise EditingError(
+                f"editor={self.editor} states the bare fact before questions, so edit_context={self.edit_context} has "
+                "no meaning; drop it. Questions are asked in a chat with --apply_chat_template."
+            )
+
+    def _check_icl(self) -> None:
+        icl = ("yes" if self.icl else "no") if isinstance(self.icl, bool) else self.icl
+        _one_of("icl", icl, ICL)
+        object.__setattr__(self, "icl", icl)
+        object.__setattr__(self, "icl_args", parse_editor_args(self.icl_args, "icl_args"))
+        if self.icl == "no" and self.icl_args:
+            raise EditingError("icl_args has no meaning without icl=true; drop it.")
+        if self.icl != "no" and self.mode in ("none", "loaded"):
+            raise EditingError(
+                f"icl={self.icl} puts each edit's context before its questions; mode={self.mode} makes no edit. For "
+                "the context without an editor use editor=ike."
+            )
+        if self.icl != "no" and editor_class(self.editor).writes == ("context",):
+            raise EditingError(f"editor={self.editor} is a context already; drop icl or name another editor.")
+
+    @property
+    def context_editor(self) -> tuple[str, dict[str, Any]]:
+        """Name and settings of the editor behind ``icl``."""
+        name, settings = ICL[str(self.icl)]
+        return name, {"seed": self.seed, **settings, **(self.icl_args or {})}
+
+    def _check_plan(self) -> None:
+        """Validate options of batch and sequential runs: complete and none ignored."""
+        for name in ("num_edits", "edit_batch_size", "group_size", "max_thought_tokens"):
+            if getattr(self, name) is not None:
+                require_whole(name, getattr(self, name))
+        for name in ("immediate", "retention", "compare_unedited", "measure_edits"):
+            if not isinstance(getattr(self, name), bool):
+                raise EditingError(f"{name}={getattr(self, name)!r}; accepted: true, false.")
+        _one_of("guard", self.guard, ("report", "stop"))
+        object.__setattr__(self, "checkpoints", parse_checkpoints(self.checkpoints))
+        for name, modes in MODES_OF.items():
+            value = getattr(self, name)
+            if value not in (_DEFAULTS[name], "") and self.mode not in modes:
+                raise EditingError(
+                    f"{name}={value!r} has no meaning in mode={self.mode}; drop it or use "
+                    f"mode={' or mode='.join(modes)}."
+                )
+        if self.group_size and (guards := [name for name in GUARD_OPTIONS if getattr(self, name) != _DEFAULTS[name]]):
+            raise EditingError(
+                f"{guards[0]} watches one edited model, but with group_size each group has its own; drop it."
+            )
+        if self.compare_unedited and (self.mode == "single" or self.group_size):
+            raise EditingError(
+                "compare_unedited=True compares lm-eval's tasks on one edited model with the unedited one, but here "
+                "each case or group has its own edits. Use mode=sequential, mode=batch without group_size, or "
+                "load_edit."
+            )
+        if self.mode == "loaded" and not self.load_edit:
+            raise EditingError(
+                "mode=loaded needs load_edit=<delta file, folder of a saved stream, or LoRA adapter folder>."
+            )
+        if self.mode == "loaded" and self.editor_args:
+            raise EditingError("editor_args has no meaning in mode=loaded, which makes no edit; drop it.")
+        if self.mode in ("batch", "sequential") and not self.edits:
+            raise EditingError(
+                f"mode={self.mode} needs edits=<benchmark or JSONL file>; the tasks only supply questions."
+            )
+
+    def data_settings(self, is_demo: bool) -> dict[str, Any]:
+        """Settings of the records that ``edits=<benchmark>`` reads; tasks find the same ones in their metadata.
+
+        Args:
+            is_demo: the model is the embedded one, for which the embedded sample is the default.
+        """
+        place = {"data": self.data} if self.data else {"pretrained": None if is_demo else True}
+        given = {name: getattr(self, name) for name in DATA_OPTIONS}
+        return {**place, **{name: value for name, value in given.items() if value not in (None, AUTO)}}
+
+    def facts_to_tune_on(self, is_demo: bool) -> tuple[str, ...]:
+        """Options of ``lm-edit tune`` for facts that this run does not evaluate.
+
+        Of published data the last ones, in this run's order, since the number of records that the tasks read is unknown
+        here. Else the embedded facts that belong to no benchmark's sample.
+        """
+        data = self.data or (MINI if is_demo else HUB)
+        if data.partition(":")[0] != HUB:
+            return ("--edits", "bake", "--data", MINI if data == HELD_OUT else HELD_OUT)
+        is_shuffled = self.subset is not None or self.subset_seed is not None
+        return (*LAST_FACTS, "--subset-seed", str(self.subset_seed or 0)) if is_shuffled else LAST_FACTS
+
+    @property
+    def makes_edits(self) -> bool:
+        """Whether this run makes edits: not in ``mode=none`` or with a saved edit."""
+        return self.mode not in ("none", "loaded")
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The user's settings of the editor, seed and engine included."""
+        return {"seed": self.seed, "engine": self.engine, **(self.editor_args or {})}
+
+
+_DEFAULTS = {one.name: one.default for one in fields(EditingOptions)}
+
+
+def _one_of(name: str, value: object, accepted: Iterable[str]) -> None:
+    accepted = list(accepted)
+    if value not in accepted:
+        hint = near_misses(str(value), accepted)
+        raise EditingError(f"{name}={value!r} is not known.{hint} Accepted: {', '.join(accepted)}.")
+
+
+def _text(name: str, value: object, required: bool) -> None:
+    if not isinstance(value, str) and (required or value is not None):
+        raise EditingError(
+            f"{name}={value!r} is no text; a text is needed. For a file or folder of that name write ./{value}."
+        )
+
+
+def take_sets(options: dict[str, Any]) -> dict[str, Any]:
+    """Remove the options that end with :data:`SET_SUFFIX`, and return them."""
+    return {name: options.pop(name) for name in list(options) if name.endswith(SET_SUFFIX)}
+
+
+def check_known_options(options: Mapping[str, Any], base_class: type, own: Iterable[str]) -> None:
+    """Refuse options that neither this class, lm-eval's nor from_pretrained has, and those that edits cannot honor."""
+    if secrets := sorted(set(options) & set(SECRET_OPTIONS)):
+        raise EditingError(
+            f"{secrets[0]}= would be printed, and saved with every result; set HF_TOKEN in the environment instead, or "
+            "log in with the hub's command line."
+        )
+    accepted = set(inspect.signature(base_class).parameters) - {"kwargs"}
+    known = accepted | set(own) | set(FROM_PRETRAINED) | set(QUANTIZATION_OPTIONS)
+    if cut := [name for name in options if set(name) & set("[]{}'\"")]:
+        raise EditingError(
+            f"{cut[0]!r} is no option of edited_hf, but the rest of a list: in Python, lm-eval splits a string of "
+            "model arguments at every comma. Give model_args as a mapping; the command keeps lists in brackets whole."
+        )
+    if unknown := set(options) - known:
+        raise unknown_keys_error("option of edited_hf", unknown, known)
+    check_parent_options(options, accepted)

@@ -1,0 +1,1 @@
+"""Data sets that are made with a writer model or from public tables."""

@@ -1,0 +1,1 @@
+"""Records of BAKE from facts and Wikidata."""

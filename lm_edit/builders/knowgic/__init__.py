@@ -1,0 +1,1 @@
+"""Graphs of facts and their implication chains, as ThinkEdit grows them."""

@@ -1,0 +1,1 @@
+"""Records of QAEdit from question-answering data."""

@@ -1,0 +1,1 @@
+"""Probes of a case as harness requests, and answers to them."""

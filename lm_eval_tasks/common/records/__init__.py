@@ -1,0 +1,1 @@
+"""Records of benchmarks: files, layouts, fields and cases."""

@@ -1,0 +1,1 @@
+"""Scores of answers, and columns over cases."""

@@ -1,0 +1,1 @@
+"""`EditingTask`: documents in, columns out, by way of the harness."""

@@ -1,0 +1,55 @@
+"""Access to the fields of a record: white space, types, and errors with place and remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from edit_hooks.utils.errors import EditingError
+from lm_eval_tasks.common.records.fields import Fields
+
+WHERE = "f.json, record 3"
+
+
+def test_texts_lose_outer_white_space() -> None:
+    fields = Fields({"a": {"b": " x "}, "list": [" y", ""]}, WHERE)
+    assert fields.text("a.b") == "x"
+    assert fields.texts("list") == ["y", ""] and fields.texts("absent") == []
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("number", r"f\.json, record 3: field 'number' is 1 \(int\); a text is needed"),
+        ("blank", "field 'blank' is empty"),
+        ("a.b.c", r"field 'a\.b\.c' is missing"),
+        ("numbr", "Did you mean 'number'"),
+    ],
+)
+def test_errors_name_place_and_problem(path: str, problem: str) -> None:
+    fields = Fields({"number": 1, "blank": " ", "a": {"b": "text"}}, WHERE)
+    with pytest.raises(EditingError, match=problem):
+        fields.text(path)
+
+
+def test_long_values_are_shortened() -> None:
+    with pytest.raises(EditingError) as caught:
+        Fields({"a": ["x" * 1000]}, WHERE).text("a")
+    assert len(str(caught.value)) < 150
+
+
+def test_objects_carry_their_place() -> None:
+    first, second = Fields({"list": [{"a": "x"}, {"b": "y"}]}, WHERE).objects("list")
+    assert first.text("a") == "x"
+    with pytest.raises(EditingError, match=r"f\.json, record 3, list\[1\]: field 'a' is missing"):
+        second.text("a")
+
+
+@pytest.mark.parametrize("value", [[], {}, ["x"], None])
+def test_a_list_of_objects_is_neither_empty_nor_mixed(value: object) -> None:
+    with pytest.raises(EditingError, match="a non-empty list of objects is needed"):
+        Fields({"list": value}, WHERE).objects("list")
+
+
+def test_a_list_of_texts_holds_texts_only() -> None:
+    with pytest.raises(EditingError, match="a list of texts is needed"):
+        Fields({"list": ["a", 1]}, WHERE).texts("list")
