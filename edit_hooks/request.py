@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -19,13 +19,12 @@ from edit_hooks.prompt_context import (
     content_of,
     require_separator,
     resolved_separator,
+    statement,
 )
 from edit_hooks.utils.errors import EditingError, UnusableRequestError, unknown_keys_error
 from edit_hooks.utils.scripts import writes_spaces
+from edit_hooks.utils.slots import ESCAPE_HINT, SLOT, fill_slots, split_slots, split_template
 
-SLOT = "{}"
-_BRACES = re.compile(r"(\{+)(\}+)")
-ESCAPE_HINT = "literal braces are written {{}}"
 _CONTENT = ("prompt", "target_new", "target_true")  # fields whose line breaks and indentation count
 
 
@@ -35,8 +34,8 @@ class EditRequest:
 
     Args:
         prompt: text that should be continued by ``target_new``; either a template with exactly one ``{}`` for the
-            subject, or a plain text. Literal braces are written ``{{}}`` in both (:func:`escape_braces`). Spaces at
-            the edges are dropped, line breaks and indentation are kept (:mod:`edit_hooks.prompt_context`).
+            subject, or a plain text. Literal braces are written ``{{}}`` in both (:mod:`edit_hooks.utils.slots`).
+            Spaces at the edges are dropped, line breaks and indentation are kept (:mod:`edit_hooks.prompt_context`).
         target_new: the answer wanted after the edit; white space as in ``prompt``.
         subject: the words whose representation is located; must occur in the prompt. ``None`` if the benchmark marks
             none; editors that need one refuse the request.
@@ -255,47 +254,15 @@ def _mention_of(subject: str) -> re.Pattern[str]:
     return re.compile(before + re.escape(subject) + after)
 
 
-def split_slots(template: str) -> list[str]:
-    """Split a template at its slots ``{}``, and undo the escapes of literal braces.
-
-    Of ``n`` opening braces with as many closing ones right after them, one pair is dropped: ``{{}}`` is the text
-    ``{}``, and ``{{{}}}`` is ``{{}}``. A single pair is a slot. All other braces are plain text.
-    """
-    parts, end = [""], 0
-    for match in _BRACES.finditer(template):
-        depth, middle = min(len(match[1]), len(match[2])), match.start(2)
-        parts[-1] += template[end : middle - depth]
-        if depth == 1:
-            parts.append("")
-        else:
-            parts[-1] += "{" * (depth - 1) + "}" * (depth - 1)
-        end = middle + depth
-    parts[-1] += template[end:]
-    return parts
+def prompt_of(record: Mapping[str, Any]) -> str:
+    """The prompt of a saved edit request with its subject, for readers of files that may hold anything."""
+    return fill_slots(str(record.get("prompt") or ""), str(record.get("subject") or SLOT))
 
 
-def escape_braces(text: str) -> str:
-    """A text as a template without a slot; the inverse of :func:`split_slots`."""
-    return _BRACES.sub(lambda match: match[1] + SLOT + match[2], text)
-
-
-def fill_slots(template: str, name: str) -> str:
-    """A template with a name in its slots."""
-    return name.join(split_slots(template))
-
-
-def split_template(template: str) -> tuple[str, str]:
-    """Split a context template into the text before and after its slot.
-
-    Raises:
-        EditingError: unless there is exactly one ``{}``.
-    """
-    parts = split_slots(template)
-    if len(parts) != 2:
-        raise EditingError(
-            f"context template {template!r} has {len(parts) - 1} slots; exactly one {{}} is needed ({ESCAPE_HINT})."
-        )
-    return parts[0], parts[1]
+def statement_of(record: Mapping[str, Any]) -> str:
+    """Prompt and target of a saved edit request as one text, likewise."""
+    separator = record["separator"] if isinstance(record.get("separator"), str) else None
+    return statement(prompt_of(record), str(record.get("target_new")), separator)
 
 
 def require_text(text: str) -> None:
@@ -341,14 +308,18 @@ class EditedCases(NamedTuple):
     origin: Mapping[str, Any]
 
 
-def separators_of(requests: Iterable[EditRequest]) -> dict[str, dict[str, int]]:
-    """The white space that joins prompts and targets -> its number of requests, for results.
+def describe_texts(requests: Sequence[EditRequest]) -> dict[str, Any]:
+    """What is unusual about the white space of requests, for results; nothing about plain English ones.
 
     Returns:
-        An entry ``separators``; nothing where all have one space.
+        ``separators``: the white space between prompt and target -> its number of requests, if any has another one than
+        a space; ``outer_white_space``: the number of requests with line breaks, tabs or an indentation at an edge.
     """
     counts = Counter(request.seam for request in requests)
-    return {"separators": dict(sorted(counts.items()))} if set(counts) - {SPACE} else {}
+    texts = [(request.prompt, request.target_new, request.target_true or "") for request in requests]
+    num_kept = sum(any(text != text.strip() for text in own) for own in texts)
+    found: dict[str, Any] = {"separators": dict(sorted(counts.items()))} if set(counts) - {SPACE} else {}
+    return found | ({"outer_white_space": num_kept} if num_kept else {})
 
 
 def with_separator(request: EditRequest, separator: str | None) -> EditRequest:

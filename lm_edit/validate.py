@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edit_hooks.request import EditRequest, separators_of
+from edit_hooks.request import EditRequest, describe_texts
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.json_io import read_rows
 from lm_eval_tasks.common.records.benchmark import all_benchmarks, find_benchmark
@@ -68,7 +68,7 @@ def _validate_file(path: Path) -> Validation:
             requests[where] = EditRequest.from_dict(record, where=where)
         except EditingError as error:
             problems[where] = str(error).removeprefix(f"{where}: ")
-    source = {"file": str(path), **separators_of(requests.values())}
+    source = {"file": str(path), **describe_texts(list(requests.values()))}
     return Validation(source, len(requests), problems, _find_repeated(requests))
 
 

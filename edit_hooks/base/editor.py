@@ -23,10 +23,11 @@ from edit_hooks.modeling.architectures import architecture_of, check_layers, num
 from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.tokens import encode, first_token_past, tokens_in_span
 from edit_hooks.modeling.weights import check_weights, has_quantized_weights, is_quantized, keep_layout, refuse_compiled
-from edit_hooks.request import SLOT, EditRequest, require_subjects, require_text
+from edit_hooks.request import EditRequest, require_subjects, require_text
 from edit_hooks.utils.errors import EditingError, UnusableRequestError, refuse
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.progress import Progress
+from edit_hooks.utils.slots import SLOT, escape_braces, split_template
 
 log = get_logger("lm_eval.edited_hf")
 
@@ -422,7 +423,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
             limit: number of positions of the model, if it has one.
             model: extends the check to its shipped settings, and to context templates that are resolved for it.
         """
-        prefix = max((template.partition(SLOT)[0] for template in self.known_contexts(model)), key=len, default="")
+        prefix = max((split_template(template)[0] for template in self.known_contexts(model)), key=len, default="")
         reasons: dict[str, str] = {}
         for request in requests:
             try:
@@ -477,7 +478,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
         if self.needs_subject:
             require_subjects([request], self.name)
         case = f"case {request.case_id}"
-        placed = request.in_template(prefix + SLOT)
+        placed = request.in_template(escape_braces(prefix) + SLOT)
         encoding = encode(tokenizer, placed.text + placed.continuation)
         alone = encode(tokenizer, request.text + request.continuation) if prefix else encoding
         if self.writes != ("context",) and first_token_past(alone, len(request.text)) == 0:

@@ -20,9 +20,13 @@ SEPARATOR = "\n\n"
 FILE_NAMES = {"include_fact": "states_fact", "min_similarity": "min_likeness"}
 
 
-def format_demonstration(fact: str, question: str, answer: str) -> str:
-    """One demonstration: the line of a fact, a question, and the correct answer given the fact."""
-    return f"{fact}{QUESTION_PREFIX}{statement(question, answer)}"
+def format_demonstration(fact: str, question: str, answer: str, separator: str | None = None) -> str:
+    """One demonstration: the line of a fact, a question, and the correct answer given the fact.
+
+    Args:
+        separator: white space between question and answer, if their record has one.
+    """
+    return f"{fact}{QUESTION_PREFIX}{statement(question, answer, separator)}"
 
 
 def before_question(text: str) -> str:

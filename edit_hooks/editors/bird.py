@@ -57,13 +57,14 @@ from edit_hooks.modeling.hooks import hooks, on_output
 from edit_hooks.modeling.kv_cache import right_padded
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import Encoding, encode, tokens_in_span
-from edit_hooks.request import EditRequest, split_template
+from edit_hooks.request import EditRequest
 from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError, UnusableRequestError, near_misses
 from edit_hooks.utils.files import read_text
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.numbers import NON_NEGATIVE
 from edit_hooks.utils.pinned_file import PinnedFile
+from edit_hooks.utils.slots import split_template
 from edit_hooks.utils.yaml_io import read_yaml
 
 PHRASES = Path(__file__).parent / "data" / "relation_phrases.yaml"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edit_hooks.deltas.context_edit import format_demonstration
-from edit_hooks.prompt_context import QUESTION_PREFIX, fact_line
+from edit_hooks.prompt_context import QUESTION_PREFIX, content_of, fact_line
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import sha256_of
@@ -39,7 +39,7 @@ class PoolRecord:
 
     def demonstration(self, question: str, answer: str) -> str:
         """The demonstration that answers a question given this fact."""
-        return format_demonstration(line_of(self.edit), question, answer)
+        return format_demonstration(line_of(self.edit), question, answer, self.edit.separator)
 
     def copy_demonstration(self) -> str:
         """The demonstration whose question is the edit prompt itself; similarity to a request is measured with it."""
@@ -139,16 +139,21 @@ def _parse_record(row: object, where: str, clean_paraphrases: bool) -> PoolRecor
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise EditingError(f"{where}: {name!r} is {value!r}; a list of texts is needed.")
     targets = {name: value.get("str") for name, value in objects.items()}
-    fields = {"prompt": rewrite.get("prompt"), "subject": rewrite.get("subject"), **targets}
+    fields = {
+        "prompt": rewrite.get("prompt"),
+        "subject": rewrite.get("subject"),
+        "separator": row.get("separator"),
+        **targets,
+    }
     edit = EditRequest.from_dict({name: value for name, value in fields.items() if value is not None}, where=where)
-    neighbors = [text for text in lists["neighborhood_prompts"] if text.strip()]
-    paraphrases = [text.strip() for text in lists["paraphrase_prompts"] if text.strip()]
+    neighbors = list(filter(None, map(content_of, lists["neighborhood_prompts"])))
+    paraphrases = list(filter(None, map(content_of, lists["paraphrase_prompts"])))
     if clean_paraphrases and COUNTERFACT_FIELD in row and edit.subject:
         paraphrases = [without_unrelated_sentences(text, edit.subject) for text in paraphrases]
     return PoolRecord(
         edit=edit,
         paraphrases=tuple(paraphrases),
-        neighbors=tuple((text.strip(), edit.target_true) for text in neighbors) if edit.target_true else (),
+        neighbors=tuple((text, edit.target_true) for text in neighbors) if edit.target_true else (),
     )
 
 

@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.modeling.sampling import SEED_WORDS, sample_after
 from edit_hooks.modeling.tokens import encode
-from edit_hooks.request import split_template
 from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.utils.slots import escape_braces, split_template
 
 BARE = "{}"
 BARE_SET = "bare"  # the set without any other template
@@ -84,4 +84,4 @@ def sample_templates(model: nn.Module, tokenizer: PreTrainedTokenizerBase, name:
         for _ in range(count)
     ]
     texts = sample_after(model, tokenizer, prompts, torch.Generator().manual_seed(seed))
-    return [BARE, *(f"{text}{templates.seam}{{}}" for text in texts)]
+    return [BARE, *(escape_braces(text + templates.seam) + BARE for text in texts)]

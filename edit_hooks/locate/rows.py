@@ -8,8 +8,9 @@ from typing import Literal
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.modeling.tokens import Encoding, encode, first_token_past, tokens_in_span
-from edit_hooks.request import EditRequest, split_template
+from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import UnusableRequestError
+from edit_hooks.utils.slots import split_template
 
 FactToken = Literal["subject_last", "subject_first", "subject_first_after_last", "last"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from edit_hooks.request import statement_of
 from lm_edit.figures.inputs import Inputs
 from lm_edit.figures.needs import DEFAULTS, SAMPLES, Needs, Options
 from lm_edit.figures.select import OF_CASE_SETS, UNEDITED, require_comparable_documents, run_labels
@@ -105,8 +106,7 @@ def _written(response: SavedResponse | None) -> str:
 def _edits(document: CaseDocument) -> str:
     """The edits of the case in a sentence."""
     texts = [
-        f"{str(edit['prompt']).replace('{}', str(edit.get('subject') or '{}'))} {edit['target_new']}"
-        + (f" (was {edit['target_true']})" if edit.get("target_true") else "")
+        statement_of(edit) + (f" (was {edit['target_true']})" if edit.get("target_true") else "")
         for edit in document.edits
     ]
     return f"Edits: {'; '.join(texts)}." if texts else "No edits."

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.pinned_file import PinnedFile
+from edit_hooks.utils.slots import fill_slots, split_slots
 from lm_eval_tasks.common.records.benchmark import Benchmark
 from lm_eval_tasks.common.records.cases import Question
 from lm_eval_tasks.common.records.dataset import Source
@@ -73,7 +74,7 @@ def _hops(fields: Fields, prefix: str = "") -> Chain:
         raise fields.error(f"{prefix}questions", f"and {', '.join(LISTS[1:])} have {counts} entries; give one per step")
     hops = []
     for question, answer, prompt, subject in zip(questions, answers, prompts, subjects, strict=True):
-        if not question or not answer or not subject or prompt.count("{}") != 1:
+        if not question or not answer or not subject or len(split_slots(prompt)) != 2:
             raise fields.error(
                 f"{prefix}prompts",
                 f"has {prompt!r} for question {question!r}, subject {subject!r} and answer {answer!r}; "
@@ -81,7 +82,7 @@ def _hops(fields: Fields, prefix: str = "") -> Chain:
             )
         if not (relation := relation_words(prompt)):
             raise fields.error(f"{prefix}prompts", f"has {prompt!r}; a statement with words around {{}} is needed")
-        hops.append(Hop(question, answer, prompt.replace("{}", subject), subject, relation))
+        hops.append(Hop(question, answer, fill_slots(prompt, subject), subject, relation))
     return tuple(hops)
 
 

@@ -12,15 +12,9 @@ from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, TOKENIZER_KINDS, 
 from edit_hooks.locate.rows import fact_position, kl_row, rewriting_row
 from edit_hooks.modeling.tokens import encode, split_continuation
 from edit_hooks.prompt_context import PromptContext, qa_context
-from edit_hooks.request import (
-    EditRequest,
-    escape_braces,
-    fill_slots,
-    require_subjects,
-    split_slots,
-    split_template,
-)
+from edit_hooks.request import EditRequest, require_subjects
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.slots import escape_braces, fill_slots, split_slots, split_template
 
 # --- the record ---------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from edit_hooks.base.editor import Editor
 from edit_hooks.lm.options.editing import EditingOptions
 from edit_hooks.lm.options.plan import EditPlan, chunked
 from edit_hooks.prompt_context import AUTO, read_separator
-from edit_hooks.request import EditedCases, EditRequest, RequestGroup, separators_of, with_separator
+from edit_hooks.request import EditedCases, EditRequest, RequestGroup, describe_texts, with_separator
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import sha256_of, user_path
 from edit_hooks.utils.json_io import read_rows
@@ -87,7 +87,7 @@ def read_edited_cases(source: str, settings: Mapping[str, Any], num_cases: int |
         requests = [with_separator(EditRequest.from_dict(row, where=where), separator) for where, row in rows]
         cases: list[RequestGroup] = [(request,) for request in requests]
         described = {"data": source, "file": path.name, "sha256": sha256_of(path)}
-        origin: Mapping[str, Any] = described | separators_of(requests)
+        origin: Mapping[str, Any] = described | describe_texts(requests)
     else:
         cases, origin = _from_benchmark(source, settings)
     if num_cases is not None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.slots import fill_slots, split_slots
 from lm_eval_tasks.common.records.fields import Fields
 
 SUBJECT, OBJECT = "{subject}", "{object}"  # slots of a judge question
@@ -75,7 +76,7 @@ def read_wording(fields: Fields) -> Wording:
     judge = fields.text("judge") if fields.has("judge") else None
     fields.check_spelling(fields.unread())
     for key, template in [("prompts", text) for text in prompts] + [("reverse", text) for text in reverse]:
-        if template.count("{}") != 1 or template == "{}":
+        if len(split_slots(template)) != 2 or template == "{}":
             raise fields.error(key, f"has {template!r}; words and one {{}} are needed")
     if judge is not None and sorted(_SLOT.findall(judge)) != ["object", "subject"]:
         raise fields.error("judge", f"is {judge!r}; {{object}} and {{subject}} are needed once each")
@@ -121,5 +122,4 @@ def templates_content(wordings: Mapping[str, Wording], provenance: Mapping[str, 
 
 def fill(template: str, name: str) -> str:
     """Fill the slot of a template; braces in the name are kept."""
-    before, _, after = template.partition("{}")
-    return before + name + after
+    return fill_slots(template, name)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
 from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.slots import fill_slots, split_slots
 from judges.match import has_answer
 from lm_edit.builders.facts import Fact, entry_names, read_facts
 from lm_eval_tasks.common.records.fields import Fields
@@ -82,7 +83,7 @@ class KnowledgeGraph:
 
     def question(self, fact: Fact) -> str:
         """The question about a fact."""
-        return self.wording(fact).question.replace("{}", fact.subject)
+        return fill_slots(self.wording(fact).question, fact.subject)
 
     def names(self, entity: str) -> tuple[str, ...]:
         """An entity and its other names."""
@@ -197,7 +198,7 @@ def _relation(fields: Fields, name: str) -> Relation:
 
 def _check_relation(fields: Fields, place: str, relation: Relation) -> None:
     for key, text in relation._asdict().items():
-        if text.count("{}") != 1:
+        if len(split_slots(text)) != 2:
             raise fields.error(f"{place}.{key}", f"is {text!r}; one {{}} for the subject is needed")
         if not relation_words(text):
             raise fields.error(f"{place}.{key}", f"is {text!r}; words around {{}} are needed")
@@ -296,7 +297,7 @@ def _lists(graph: KnowledgeGraph, facts: Sequence[Fact]) -> dict[str, list[str]]
     wordings = [graph.wording(fact) for fact in facts]
     return {
         "questions": [
-            wording.question.replace("{}", fact.subject) for wording, fact in zip(wordings, facts, strict=True)
+            fill_slots(wording.question, fact.subject) for wording, fact in zip(wordings, facts, strict=True)
         ],
         "answers": [fact.object for fact in facts],
         "prompts": [wording.prompt for wording in wordings],

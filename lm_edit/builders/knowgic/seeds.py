@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
 from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.slots import fill_slots
 from judges.match import alias_match, has_answer, normalize
 from lm_edit.builders.facts import Fact, read_facts
 from lm_edit.builders.knowgic.graph import Edit, Relation, read_entity_names, read_relations
@@ -124,7 +125,7 @@ def _check(fields: Fields, seeds: Seeds) -> None:
         if alias_match(fact.subject, seeds.object_names(fact)):
             raise fields.error(place, f"has the object in its subject {fact.subject!r}, so every answer would hold it")
         wording = seeds.relations.get(fact.relation)
-        question = wording.question.replace("{}", fact.subject) if wording is not None else ""
+        question = fill_slots(wording.question, fact.subject) if wording is not None else ""
         if has_answer(question, seeds.object_names(fact)):
             raise fields.error(
                 place, f"has the object in its question {question!r}; give the relation another question, or drop it"

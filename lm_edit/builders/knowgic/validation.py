@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from edit_hooks.prompt_context import statement
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.slots import fill_slots
 from judges.backends.base import UNFINISHED_THOUGHT, Fault, Outcome
 from judges.match import has_answer
 from judges.prompt import Chat
@@ -202,7 +203,7 @@ class Validator:
 
     def _question(self, worded: Sequence[tuple[Candidate, Relation]]) -> list[Checked]:
         """Ask about triplets with the given wordings; a question that has the object is not sent."""
-        questions = [wording.question.replace("{}", one.fact.subject) for one, wording in worded]
+        questions = [fill_slots(wording.question, one.fact.subject) for one, wording in worded]
         asked = [not self._is_given_away(one, wording) for one, wording in worded]
         replies = iter(responses(self.ask, map(question_chat, itertools.compress(questions, asked))))
         checked = []
@@ -211,10 +212,10 @@ class Validator:
             names = self.seeds.object_names(one.fact)
             is_known = response.text is not None and has_answer(response.text, names)
             problem = "" if is_known else response.reason or UNKNOWN
-            fact = statement(wording.prompt.replace("{}", one.fact.subject), one.fact.object)
+            fact = statement(fill_slots(wording.prompt, one.fact.subject), one.fact.object)
             checked.append(Checked(one, question, response.text or "", problem, fact))
         return checked
 
     def _is_given_away(self, candidate: Candidate, wording: Relation) -> bool:
-        question = wording.question.replace("{}", candidate.fact.subject)
+        question = fill_slots(wording.question, candidate.fact.subject)
         return has_answer(question, self.seeds.object_names(candidate.fact))

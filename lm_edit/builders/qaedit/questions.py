@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from edit_hooks.request import SLOT
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import read_text, user_path
 from edit_hooks.utils.json_io import parse_json, read_rows
+from edit_hooks.utils.slots import SLOT
 from lm_eval_tasks.qaedit.texts import same_text
 
 QUESTION_FIELDS = ("question", "problem")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edit_hooks.request import prompt_of
 from edit_hooks.utils.errors import EditingError
 from lm_edit.results.documents import CaseDocument, Question, SavedResponse, task_documents
 from lm_edit.results.exports.options import Exported, ExportOptions
@@ -169,8 +170,7 @@ def _edits_text(document: CaseDocument) -> str:
     """The case's edits, one per line; "" without one."""
     texts = []
     for edit in document.edits:
-        prompt, subject = str(edit.get("prompt", "")), edit.get("subject")
-        texts.append(f"Edit: {prompt.replace('{}', str(subject)) if subject else prompt} -> {edit.get('target_new')}")
+        texts.append(f"Edit: {prompt_of(edit)} -> {edit.get('target_new')}")
     return "\n".join(texts)
 
 

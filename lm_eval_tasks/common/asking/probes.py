@@ -206,6 +206,30 @@ class ProbeRequest(NamedTuple):
         draw = decoding.sampling.draw + self.draw
         return replace(decoding, sampling=replace(decoding.sampling, draw=draw))
 
+    def asked_fields(self, decoding: Decoding | None, until: Sequence[str]) -> dict[str, Any]:
+        """The fields that tell a model class and the filters how the request is asked.
+
+        They are part of lm-eval's ``doc_hash``: other keys would make samples look like other documents.
+
+        Args:
+            decoding: the settings in effect.
+            until: the stop strings.
+        """
+        probe, is_generation = self.probe, self.target is None
+        asked: dict[str, Any] = {
+            "kind": probe.kind,
+            "question": probe.question,
+            "gold": probe.gold,
+            "model": probe.asked_model(generation=is_generation),
+            "decoding": decoding.to_json() if is_generation and decoding is not None else None,
+            "until": list(until),
+        }
+        if probe.token_prompts and not is_generation:
+            asked["token_prompts"] = probe.token_prompts
+        if probe.states and not is_generation:
+            asked["states"] = probe.states.to_json()
+        return asked
+
 
 def case_requests(doc: Mapping[str, Any]) -> Iterator[ProbeRequest]:
     """The requests of a document in their fixed order.

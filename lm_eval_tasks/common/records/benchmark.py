@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from edit_hooks.prompt_context import require_separator, separator_name
-from edit_hooks.request import EditedCases, separators_of
+from edit_hooks.request import EditedCases, describe_texts
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
 from edit_hooks.utils.files import user_path
 from edit_hooks.utils.logs import get_logger
@@ -107,7 +107,7 @@ class Benchmark(Generic[CaseT]):
         chosen = SEPARATOR.read(settings)
         separator = self.separator if chosen is None else chosen
         loaded.records[:] = [with_separator(case, separator) for case in loaded.records]
-        loaded.source.update(separators_of(request for case in loaded.records for request in case.requests))
+        loaded.source.update(describe_texts([request for case in loaded.records for request in case.requests]))
         if self.count_odd:
             loaded.source.update(self.count_odd(loaded.records))
         return loaded

@@ -345,18 +345,7 @@ class EditingTask(HarnessTask):
             separator = str(probe.separator) if of_template is None else of_template
             decoding = after_prompt(request.decoding, separator)
             stops = stops_of_scripts(of_task, probe.question, probe.gold) if by_script else of_task
-            probe_fields = {  # part of lm-eval's `doc_hash`: other keys would make samples look like other documents
-                "kind": probe.kind,
-                "question": probe.question,
-                "gold": probe.gold,
-                "model": probe.asked_model(generation=target is None),
-                "decoding": None if target is not None or decoding is None else decoding.to_json(),
-                "until": stop_strings(decoding, stops),
-            }
-            if probe.token_prompts and target is not None:
-                probe_fields["token_prompts"] = probe.token_prompts
-            if probe.states and target is not None:
-                probe_fields["states"] = probe.states.to_json()
+            asked = request.asked_fields(decoding, stop_strings(decoding, stops))
             context = ctx[request.number]
             added = stops if stops != of_task else None
             arguments = (
@@ -367,7 +356,7 @@ class EditingTask(HarnessTask):
             instances.append(
                 Instance(
                     request_type="generate_until" if target is None else "loglikelihood",
-                    doc={**doc, "asked": probe_fields},  # a filter gets one document per request, not one per case
+                    doc={**doc, "asked": asked},  # a filter gets one document per request, not one per case
                     arguments=arguments,
                     idx=idx,
                     **kwargs,
