@@ -19,6 +19,7 @@ from edit_hooks.base.shipped import Shipped, find_file, find_shipped
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookKind, register_kinds
 from edit_hooks.deltas.placement import on_cpu, placed
+from edit_hooks.modeling.adapter_layers import has_adapter_layers, require_additive, require_trainable
 from edit_hooks.modeling.architectures import architecture_of, check_layers, num_layers, unwrapped
 from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.tokens import encode, first_token_past, tokens_in_span
@@ -307,7 +308,8 @@ class Editor(abc.ABC, Generic[ConfigT]):
 
         Raises:
             EditingError: a compiled model, quantized weights of an unsupported kind anywhere in it, or of a supported
-                kind in a module that this editor cannot edit quantized.
+                kind in a module that this editor cannot edit quantized, and modules inside an adapter that its updates
+                do not fit.
         """
         refuse_compiled(model)
         inner = unwrapped(model)
@@ -315,6 +317,10 @@ class Editor(abc.ABC, Generic[ConfigT]):
             return
         check_weights(inner)
         keep_layout(inner)
+        if "weights" in self.writes and has_adapter_layers(inner):
+            for name in self.target_modules(self.default_config(inner), inner):
+                check_layer = require_additive if self.edits_quantized else require_trainable
+                check_layer(inner.get_submodule(name), name)
         if self.edits_quantized or not has_quantized_weights(inner):
             return
         for name in self.target_modules(self.default_config(inner), inner):

@@ -1,14 +1,16 @@
 """Write deltas into a model's weights and restore the originals bit for bit.
 
-Quantized weights are not written: their updates are added to the outputs of their modules by hooks
-(:mod:`edit_hooks.modeling.weights`).
+Quantized weights are not written, nor is a head that is tied to the embedding: their updates are added to the outputs
+of their modules by hooks (:mod:`edit_hooks.modeling.weights`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,7 +19,8 @@ from torch import nn
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit, attached
 from edit_hooks.deltas.placement import beside_weights
-from edit_hooks.modeling.architectures import is_transposed, linear_of, map_shape, unwrapped
+from edit_hooks.modeling.adapter_layers import require_additive
+from edit_hooks.modeling.architectures import edited_module, is_transposed, linear_of, map_shape, unwrapped
 from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.modeling.tensors import at_least_float32, bit_sum
 from edit_hooks.modeling.weights import AddedMap, check_weights, is_quantized, read_weight, refuse_compiled
@@ -51,8 +54,8 @@ class _Written(NamedTuple):
 class AppliedDeltas:
     """A context manager that writes deltas into a model's weights and restores the originals on exit, bit for bit.
 
-    Writes weights only; updates of quantized ones are added by hooks inside the scope. Hook and context edits are
-    collected in :attr:`runtime_part`, which the caller applies.
+    Writes weights only; updates of quantized ones and of a tied head are added by hooks inside the scope. Hook and
+    context edits are collected in :attr:`runtime_part`, which the caller applies.
 
     A delta's parameter names and shapes are checked before its first write. Each sum W + update is formed in at least
     float32 and rounded to the weight's dtype. In a stream on weights of 16 bits, the parts of a step that are below
@@ -68,13 +71,13 @@ class AppliedDeltas:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = unwrapped(model)
-        self._parameters = dict(self.model.named_parameters())
+        self._parameters = dict(self.model.named_parameters(remove_duplicate=False))
         self._originals: dict[str, torch.Tensor] = {}
         # by name of a 16-bit weight: its only update so far and the name there, or the sum of several
         self._first: dict[str, tuple[Delta, str]] = {}
         self._sums: dict[str, torch.Tensor] = {}
         self._changed: dict[str, None] = {}  # an ordered set: weights that other code changed between two updates
-        self._added: dict[str, AddedMap] = {}  # by name of the quantized parameter
+        self._added: dict[str, AddedMap] = {}  # by name of the parameter
         self._written: dict[str, _Written] = {}
         self._is_open = False
         self._complaint: str | None = None
@@ -115,10 +118,13 @@ class AppliedDeltas:
             delta.hook_edit.check(self.model)
             HookEdit.combine([self.hook_edit, delta.hook_edit])
         for name in delta.parameter_names:
-            full_name = parameter_name(name, self._parameters)
+            full_name = parameter_name(name, self.model)
             module_name = full_name.rpartition(".")[0]
             check_weights(linear_of(self.model.get_submodule(module_name)), module_name)
-            shape = map_shape(module) if (module := self._quantized(full_name)) else self._parameters[full_name].shape
+            module = self._beside(name)
+            if module is not None:
+                require_additive(module, name.removesuffix(".weight"))
+            shape = self._parameters[full_name].shape if module is None else _stored_shape(module)
             if name in delta.dense and delta.dense[name].shape != torch.Size(shape):
                 raise EditingError(
                     f"the edit of {name} has shape {list(delta.dense[name].shape)}, the weight {list(shape)}."
@@ -139,15 +145,11 @@ class AppliedDeltas:
                 "leave that scope first."
             )
         self.check(delta)
-        quantized = {
-            name: module
-            for name in delta.parameter_names
-            if (module := self._quantized(parameter_name(name, self._parameters))) is not None
-        }
-        for name, module in quantized.items():
+        not_written = {name: module for name in delta.parameter_names if (module := self._beside(name)) is not None}
+        for name, module in not_written.items():
             self._add_to_output(name, module, delta)
-        for given_name, update in beside_weights(self.model, delta).weights(except_for=quantized).items():
-            name = parameter_name(given_name, self._parameters)
+        for given_name, update in beside_weights(self.model, delta).weights(except_for=not_written).items():
+            name = parameter_name(given_name, self.model)
             weight = self._parameters[name]
             if name not in self._originals:
                 self._originals[name] = weight.detach().clone()
@@ -196,7 +198,7 @@ class AppliedDeltas:
             name, added = next(iter(self._added.items()))
             added.remove()
             del self._added[name]
-        current = dict(self.model.named_parameters()) if self._originals else {}
+        current = dict(self.model.named_parameters(remove_duplicate=False)) if self._originals else {}
         while self._originals:  # an original is dropped after its use, so an interrupted call can be repeated
             name, original = next(iter(self._originals.items()))
             for weight in {id(weight): weight for weight in (self._parameters[name], current.get(name))}.values():
@@ -261,25 +263,47 @@ class AppliedDeltas:
         for name, added in self._added.items():
             update = added.update()
             change += float(update.norm()) ** 2
-            total += float((read_parameter(self.model, name) - update).norm()) ** 2
+            weight = read_parameter(self.model, name)
+            total += float((weight - update if self._is_quantized(name) else at_least_float32(weight)).norm()) ** 2
         return (change / total) ** 0.5 if total else 0.0
 
     @property
     def adds_to_outputs(self) -> bool:
-        """Whether any update acts beside a quantized weight, so that the model's parameters are not the edited ones."""
+        """Whether any update acts beside its weight, so that the model's parameters are not the edited ones."""
         return bool(self._added)
 
-    def _quantized(self, name: str) -> nn.Module | None:
-        """The linear map whose quantized weight a parameter is; ``None`` for other parameters."""
-        module, _, leaf = name.rpartition(".")
-        linear = linear_of(self.model.get_submodule(module))
-        return linear if leaf == "weight" and is_quantized(linear) else None
+    @functools.cached_property
+    def _num_names(self) -> Counter[int]:
+        """The number of names of every parameter; tied ones have several."""
+        return Counter(map(id, self._parameters.values()))
 
-    def _add_to_output(self, name: str, linear: nn.Module, delta: Delta) -> None:
-        """Add a delta's update of one quantized weight to the outputs of its module."""
-        full_name = parameter_name(name, self._parameters)
+    def _is_quantized(self, name: str) -> bool:
+        module, _, leaf = name.rpartition(".")
+        return leaf == "weight" and is_quantized(self.model.get_submodule(module))
+
+    def _beside(self, given_name: str) -> nn.Module | None:
+        """The module to whose output the update of a parameter is added; ``None`` if it is written.
+
+        Quantized weights cannot be written, and a head that is tied to the embedding would change that, too. An update
+        of a tied embedding is one of both.
+
+        Args:
+            given_name: that of the parameter in the delta.
+        """
+        name = parameter_name(given_name, self.model)
+        module_name, _, leaf = given_name.rpartition(".")
+        module = self.model.get_submodule(module_name)
+        if leaf != "weight" or not isinstance(linear_of(module), nn.Linear):
+            return None
+        if self._is_quantized(name):
+            return linear_of(module)
+        return module if self._num_names[id(self._parameters[name])] > 1 else None
+
+    def _add_to_output(self, name: str, hooked: nn.Module, delta: Delta) -> None:
+        """Add a delta's update of one weight to the outputs of a module."""
+        full_name = parameter_name(name, self.model)
         if full_name not in self._added:
-            self._added[full_name] = AddedMap(linear)
+            self._added[full_name] = AddedMap(hooked)
             self._added[full_name].attach()
         added, module = self._added[full_name], name.removesuffix(".weight")
         factor = delta.factors.get(module)
@@ -340,34 +364,41 @@ def read_parameter(model: nn.Module, name: str) -> torch.Tensor:
     Raises:
         EditingError: the model has no such parameter.
     """
-    parameters = dict(model.named_parameters())
-    name = parameter_name(name, parameters)
+    name = parameter_name(name, model)
     module = model.get_submodule(name.rpartition(".")[0])
-    return read_weight(module) if is_quantized(module) and name.endswith(".weight") else parameters[name].detach()
+    is_code = is_quantized(module) and name.endswith(".weight")
+    return read_weight(module) if is_code else model.get_parameter(name).detach()
 
 
-def parameter_name(name: str, parameters: Mapping[str, torch.Tensor]) -> str:
+def parameter_name(name: str, model: nn.Module) -> str:
     """Name of a parameter in a model that peft may have wrapped.
 
     Raises:
         EditingError: the model has no such parameter.
     """
-    if name in parameters:
-        return name
-    module, _, leaf = name.rpartition(".")
-    inside_adapter = f"{module}.base_layer.{leaf}"
-    if inside_adapter in parameters:
-        return inside_adapter
+    module_name, _, leaf = name.rpartition(".")
+    try:
+        module = model.get_submodule(module_name)
+    except AttributeError:
+        module = None
+    if module is not None:
+        in_use = linear_of(module)
+        if leaf in in_use._parameters and in_use._parameters[leaf] is not None:
+            inside = next(path for path, part in module.named_modules(remove_duplicate=False) if part is in_use)
+            return ".".join(filter(None, (module_name, inside, leaf)))
     raise EditingError(f"the model has no parameter {name!r}; was this edit made for another model?")
+
+
+def _stored_shape(linear: nn.Module) -> torch.Size:
+    """The shape of a linear map's weight, also where codes are packed into another one."""
+    return torch.Size(map_shape(linear)[:: -1 if is_transposed(linear) else 1])
 
 
 def _check_shapes(model: nn.Module, delta: Delta) -> None:
     for name, factor in delta.factors.items():
-        try:
-            module = model.get_submodule(name)
-        except AttributeError:
-            raise EditingError(f"the model has no module {name!r}; was this edit made for another model?") from None
+        module = edited_module(model, name)
         check_weights(linear_of(module), name)
+        require_additive(module, name)
         if (factor.left.shape[0], factor.right.shape[0]) != map_shape(module):
             raise EditingError(
                 f"the edit of {name} maps {factor.right.shape[0]} -> {factor.left.shape[0]}, "

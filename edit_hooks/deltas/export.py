@@ -26,7 +26,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.peft_rules import check_adapter_config, rank_of, scaling, target_names
-from edit_hooks.modeling.architectures import is_transposed, unwrapped
+from edit_hooks.modeling.adapter_layers import has_adapter_layers
+from edit_hooks.modeling.architectures import head_of, is_transposed, unwrapped, weight_of
 from edit_hooks.modeling.tensors import read_tensors, write_tensors
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import read_json
@@ -91,7 +92,8 @@ def export_peft(delta: Delta, folder: str | Path, base_model: str | None = None,
 def export_merged(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, delta: Delta, folder: str | Path) -> Path:
     """Write the edited model as a checkpoint folder: safetensors, configuration, tokenizer.
 
-    The model is restored afterwards.
+    If the edit changes a head that is tied to the embedding, the checkpoint has a head of its own. The model is
+    restored afterwards.
 
     Args:
         delta: an edit of weights, low-rank or dense.
@@ -99,11 +101,14 @@ def export_merged(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, de
     Raises:
         EditingError: the edit does not fit the model, the model has adapters, or the folder is not empty.
     """
-    if unwrapped(model) is not model:
-        raise EditingError("the model has adapters; merge them into it before exporting an edit.")
+    if unwrapped(model) is not model or has_adapter_layers(model):
+        raise EditingError(
+            "the model has adapters, which a checkpoint does not hold. Merge them into it (merge_and_unload of peft), "
+            "save the model, and make and export the edit on that."
+        )
     _require_weights(delta)
     target = check_output_folder(folder)
-    with _new_folder(target) as work, AppliedDeltas(model) as applied:
+    with _new_folder(target) as work, _untied_head(model, delta), AppliedDeltas(model) as applied:
         applied.add(delta)
         if applied.adds_to_outputs:
             as_adapter = (
@@ -121,6 +126,30 @@ def export_merged(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, de
         tokenizer.save_pretrained(work)
         _write_json(work / ORIGIN_NAME, _origin(delta))
     return target
+
+
+@contextmanager
+def _untied_head(model: PreTrainedModel, delta: Delta) -> Iterator[None]:
+    """Scope in which the head has a weight of its own, if it is tied and the edit changes it."""
+    head, config = head_of(model), model.config
+    weight = weight_of(head)
+    name = next(name for name, module in model.named_modules() if module is head)
+    parameter = f"{name}.weight"
+    is_tied = any(one is weight for other, one in model.named_parameters(remove_duplicate=False) if other != parameter)
+    if not (is_tied and parameter in delta.parameter_names):
+        yield
+        return
+    was_tied = config.tie_word_embeddings
+
+    def tie_again() -> None:
+        head.register_parameter("weight", weight)
+        config.tie_word_embeddings = was_tied
+
+    with undone(tie_again):
+        own = nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)
+        head.register_parameter("weight", own)
+        config.tie_word_embeddings = False
+        yield
 
 
 def read_peft(folder: str | Path, model: nn.Module) -> Delta:
@@ -148,7 +177,11 @@ def _module_of(key: str, source: str) -> str:
     """Name of the module that a tensor of an adapter belongs to."""
     name, _, kind = key.removeprefix(PREFIX).rpartition(".lora_")
     if kind not in ("A.weight", "B.weight"):
-        raise EditingError(f"{source}: tensor {key!r} is not part of a low-rank update of a linear map.")
+        raise EditingError(
+            f"{source}: tensor {key!r} is not part of a low-rank update of a linear map, so the adapter is no edit of "
+            f"weights. Load it with peft={source} instead, as part of the unedited model; if it is a copy of the base "
+            "model's weights, save the adapter with save_embedding_layers=False."
+        )
     return name
 
 
@@ -208,10 +241,12 @@ def _with_minimal_rank(factor: Factor) -> Factor:
 def _read_adapter_config(path: Path) -> dict[str, Any]:
     try:
         config: dict[str, Any] = read_json(path)
-        _ = config["peft_type"], int(config["r"]), float(config["lora_alpha"])
+        check_adapter_config(config, str(path.parent))
+        _ = int(config["r"]), float(config["lora_alpha"])
     except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, EditingError):
+            raise
         raise EditingError(f"{path} is not readable as an adapter's configuration: {error!r}") from None
-    check_adapter_config(config, str(path.parent))
     return config
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from edit_hooks.deltas.forward_context import ForwardContext
-from edit_hooks.modeling.architectures import map_shape, unwrapped
+from edit_hooks.modeling.architectures import edited_module, head_of, map_shape, unwrapped
 from edit_hooks.modeling.hooks import Registration, hooks
 from edit_hooks.modeling.kv_cache import CACHE_NAMES
 from edit_hooks.utils.errors import EditingError
@@ -61,7 +61,13 @@ class HookEdit:
 
     def check(self, model: nn.Module) -> None:
         """Raise EditingError if the edit does not fit the model."""
-        kind_class(self.kind).check(unwrapped(model), self)
+        inner = unwrapped(model)
+        if target_module(inner, self) is head_of(inner):
+            raise EditingError(
+                f"the edit hooks {self.settings['module']}, the head, which is computed for the read positions alone, "
+                "apart from the rest of the pass; hook a module inside the decoder."
+            )
+        kind_class(self.kind).check(inner, self)
 
     @staticmethod
     def after(steps: Iterable[HookEdit | None], kind: str, module: str, what: str) -> HookEdit | None:
@@ -242,11 +248,7 @@ def _registered_kinds() -> dict[str, str]:
 
 def target_module(model: nn.Module, hook_edit: HookEdit) -> nn.Module:
     """The hooked module of an edit."""
-    name = hook_edit.settings["module"]
-    try:
-        return model.get_submodule(name)
-    except AttributeError:
-        raise EditingError(f"the model has no module {name!r}; was this edit made for another model?") from None
+    return edited_module(model, hook_edit.settings["module"])
 
 
 def check_width(module: nn.Module, name: str, width_out: int, width_in: int) -> None:

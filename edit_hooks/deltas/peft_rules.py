@@ -59,13 +59,13 @@ def check_adapter_config(config: Mapping[str, Any], source: str) -> None:
     Args:
         source: the adapter's folder, for messages.
     """
-    extras = [name for name, value in config.items() if value and name not in NEUTRAL_FIELDS]
+    kind, extras = config["peft_type"], [name for name, value in config.items() if value and name not in NEUTRAL_FIELDS]
     if config.get("bias", "none") != "none":
         extras.append("bias")
     if (initialization := config.get("init_lora_weights", True)) not in PLAIN_INITIALIZATIONS:
         extras.append(f"init_lora_weights={initialization}, which changes the base weights")
-    if config["peft_type"] != "LORA" or extras:
-        kind = f"{config['peft_type']} with {', '.join(sorted(extras))}" if extras else config["peft_type"]
+    if kind != "LORA" or extras:
+        kind = f"LORA with {', '.join(sorted(extras))}" if kind == "LORA" else kind
         raise EditingError(
             f"{source}: only plain LoRA adapters are edits of weights; this one is {kind}. Load it with peft={source} "
             "instead."

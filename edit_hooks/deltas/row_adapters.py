@@ -22,9 +22,11 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from edit_hooks.deltas.delta import Delta, Factor
-from edit_hooks.modeling.architectures import linear_of, map_shape, unwrapped, weight_of
+from edit_hooks.modeling.adapter_layers import require_additive
+from edit_hooks.modeling.architectures import edited_module, linear_of, map_shape, unwrapped, weight_of
 from edit_hooks.modeling.hooks import Registration, hooks
 from edit_hooks.modeling.weights import check_weights
 from edit_hooks.utils.errors import EditingError
@@ -104,7 +106,7 @@ class PerRowAdapters:
         if any(delta is not None and (delta.dense or delta.masks) for delta in deltas):
             raise EditingError("only low-rank edits can act per row; apply this one with edited(model, delta).")
         names = sorted({name for delta in deltas if delta is not None for name in delta.factors})
-        self._adapters = [_stacked(inner.get_submodule(name), name, deltas) for name in names]
+        self._adapters = [_stacked(edited_module(inner, name), name, deltas) for name in names]
         self._scope: contextlib.AbstractContextManager[None] | None = None
 
     def select(self, rows: torch.Tensor) -> PerRowAdapters:
@@ -137,8 +139,16 @@ class PerRowAdapters:
             scope.__exit__(exc_type, exc, traceback)
 
 
-def _stacked(module: nn.Module, name: str, deltas: Sequence[Delta | None]) -> _StackedFactors:
+def _require_linear(module: nn.Module, name: str) -> None:
+    """Refuse modules beside which an update cannot act per row."""
     check_weights(linear_of(module), name)
+    if not isinstance(linear_of(module), nn.Linear | Conv1D):
+        raise EditingError(f"{name} is a {type(module).__name__}, beside which no update acts per row; write the edit.")
+    require_additive(module, name)
+
+
+def _stacked(module: nn.Module, name: str, deltas: Sequence[Delta | None]) -> _StackedFactors:
+    _require_linear(module, name)
     weight = weight_of(module)
     dtype = torch.promote_types(weight.dtype, torch.float32)
     width_out, width_in = map_shape(module)

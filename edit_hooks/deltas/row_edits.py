@@ -8,14 +8,31 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from edit_hooks.deltas.apply import require_no_context
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.forward_context import ForwardContext
 from edit_hooks.deltas.hook_edit import HookEdit, HookKind, kind_class
 from edit_hooks.deltas.row_adapters import PerRowAdapters
-from edit_hooks.modeling.architectures import unwrapped
+from edit_hooks.modeling.architectures import edited_module, head_of, linear_of, unwrapped
 from edit_hooks.modeling.hooks import hooks
+from edit_hooks.utils.errors import EditingError
+
+
+def acts_per_row(model: nn.Module, delta: Delta | None) -> bool:
+    """Whether an edit acts on single rows of a model's batches; else it is written into the weights.
+
+    The head is computed after the scope of :class:`RowEdits`, for the read positions only, and an embedding reads token
+    ids.
+    """
+    if delta is None:
+        return True
+    if not delta.acts_per_row:
+        return False
+    inner = unwrapped(model)
+    modules = [edited_module(inner, name) for name in delta.factors]
+    return all(isinstance(linear_of(one), nn.Linear | Conv1D) and one is not head_of(inner) for one in modules)
 
 
 class RowEdits:
@@ -28,14 +45,18 @@ class RowEdits:
             an edit of that kind must have the same one.
 
     Raises:
-        EditingError: for contexts, dense or masked edits, and hook edits of another model.
+        EditingError: for contexts, dense or masked edits, edits of the head, and hook edits of another model.
     """
 
     def __init__(self, model: nn.Module, deltas: Sequence[Delta | None]) -> None:
         inner = unwrapped(model)
-        for delta in deltas:
-            if delta is not None:
-                require_no_context(delta)
+        for delta in {id(delta): delta for delta in deltas if delta is not None}.values():
+            require_no_context(delta)
+            for name in delta.factors:
+                if edited_module(inner, name) is head_of(inner):
+                    raise EditingError(
+                        f"{name} is the head, whose edits do not act per row; apply this one with edited(model, delta)."
+                    )
         self._adapters = PerRowAdapters(inner, deltas)
         self._num_rows = len(deltas)
         self._device = next(inner.parameters()).device

@@ -12,7 +12,7 @@ from torch import nn
 
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.row_edits import RowEdits
+from edit_hooks.deltas.row_edits import RowEdits, acts_per_row
 from edit_hooks.inference.items import Limits
 from edit_hooks.modeling.architectures import input_device, unwrapped
 from edit_hooks.modeling.forward_pass import forward_pass_of
@@ -94,14 +94,15 @@ def run_in_batches(
             halved, and so are later ones of its size.
     """
     run = _HalvingRunner(run, lengths)
-    per_row = {index: delta for index, delta in enumerate(deltas) if delta is None or delta.acts_per_row}
-    written: dict[Delta, list[int]] = {}
-    for index, delta in enumerate(deltas):
-        if delta is not None and not delta.acts_per_row:
-            written.setdefault(delta, []).append(index)
-    inner = unwrapped(model)
     if not deltas:
         return
+    inner = unwrapped(model)
+    alone = {delta: acts_per_row(inner, delta) for delta in dict.fromkeys(deltas)}
+    per_row = {index: delta for index, delta in enumerate(deltas) if alone[delta]}
+    written: dict[Delta, list[int]] = {}
+    for index, delta in enumerate(deltas):
+        if delta is not None and index not in per_row:
+            written.setdefault(delta, []).append(index)
     rules, forward = length_rules(inner), forward_pass_of(inner)
     if rules or not forward.shares:
         beginnings = None

@@ -19,7 +19,7 @@ from torch import nn
 from edit_hooks.answers import ModelAnswer, ScoredContinuation, StateSimilarity
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.row_edits import RowEdits
+from edit_hooks.deltas.row_edits import RowEdits, acts_per_row
 from edit_hooks.inference.batching import Batch, run_in_batches
 from edit_hooks.inference.items import Item, Limits, ScoreItem, StateItem
 from edit_hooks.modeling.architectures import architecture_of, decoder_of, input_device, num_layers, unwrapped
@@ -139,7 +139,7 @@ class StateComparison:
         """Unedited states by job, of jobs whose edit will be written into the weights; in the batches of that edit."""
         written: dict[Delta, list[int]] = {}
         for index, (item, delta) in enumerate(jobs):
-            if delta is not None and not delta.acts_per_row and item not in self._unedited:
+            if delta is not None and not acts_per_row(model, delta) and item not in self._unedited:
                 written.setdefault(delta, []).append(index)
         kept: dict[int, torch.Tensor] = {}
         for indices in written.values():

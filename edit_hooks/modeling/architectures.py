@@ -182,7 +182,7 @@ def input_device(model: Any) -> torch.device:
 
     A device map may put other modules elsewhere.
     """
-    return model.get_input_embeddings().weight.device
+    return weight_of(model.get_input_embeddings()).device
 
 
 def head_of(model: Any) -> nn.Module:
@@ -200,13 +200,37 @@ def num_layers(model_or_config: Any) -> int:
     return int(getattr(model_or_config, "config", model_or_config).num_hidden_layers)
 
 
+def edited_module(model: nn.Module, name: str) -> nn.Module:
+    """The module that an edit names.
+
+    Raises:
+        EditingError: the model has none of this name.
+    """
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        raise EditingError(f"the model has no module {name!r}; was this edit made for another model?") from None
+
+
 def linear_of(module: nn.Module) -> nn.Module:
-    """Strip an adapter layer (peft's ``base_layer``) from a linear map."""
-    return getattr(module, "base_layer", module)
+    """Strip adapter layers (peft's) from a linear map or an embedding: the module whose weight is in use.
+
+    Of a module that the adapter replaces as a whole (``modules_to_save``) that is the adapter's copy.
+    """
+    own: Any = module
+    while True:
+        parts = own._modules
+        if isinstance(parts.get("modules_to_save"), nn.ModuleDict) and "original_module" in parts:
+            in_use = [] if own.disable_adapters else list(own.active_adapters)
+            own = parts["modules_to_save"][in_use[0]] if in_use else parts["original_module"]
+        elif (inner := parts.get("base_layer", parts.get("token_adapter"))) is not None:
+            own = inner
+        else:
+            return own
 
 
 def weight_of(module: nn.Module) -> nn.Parameter:
-    """The weight of a linear map, inside an adapter layer or not.
+    """The weight of a linear map or an embedding, inside an adapter layer or not.
 
     For its device and dtype; :func:`edit_hooks.modeling.weights.read_weight` reads its numbers, also of quantized maps.
     """

@@ -42,7 +42,7 @@ class AddedMap:
 
     def __init__(self, linear: nn.Module) -> None:
         width_out, width_in = map_shape(linear)
-        device = _weight(linear).device
+        device = _weight(linear_of(linear)).device
         self.left_DK = torch.zeros(width_out, 0, device=device)
         self.right_FK = torch.zeros(width_in, 0, device=device)
         self.dense_DF: torch.Tensor | None = None

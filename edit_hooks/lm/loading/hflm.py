@@ -21,9 +21,12 @@ from lm_eval.utils import simple_parse_args_string
 from torch import nn
 from transformers import PreTrainedModel
 
-from edit_hooks.lm.loading.checkpoint import CompleteLoading, require_complete_adapter
+from edit_hooks.lm.loading.adapters import load_adapter, refuse_outer_adapters
+from edit_hooks.lm.loading.checkpoint import CompleteLoading
 from edit_hooks.lm.options.loading import check_model_options
 from edit_hooks.lm.options.quantization import take_quantization
+from edit_hooks.modeling.adapter_layers import has_adapter_layers
+from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.positions import Room, has_position_table, num_positions
 from edit_hooks.modeling.weights import keep_layout, refuse_compiled
 from edit_hooks.utils.errors import EditingError, first_line
@@ -113,6 +116,8 @@ class LateLoadingHFLM(HFLM):
                 super().__init__(pretrained=pretrained, **kwargs)
         finally:
             self._in_constructor = False
+        if self._model is not None:  # given as an object
+            _prepare(self._model)
         self._check_max_length()
 
     def _check_max_length(self) -> None:
@@ -155,13 +160,20 @@ class LateLoadingHFLM(HFLM):
             if kwargs.get("quantization_config") is not None:
                 raise EditingError("the checkpoint is quantized already; drop load_in_4bit and load_in_8bit.")
             kwargs["quantization_config"] = quantization
+        if kwargs.get("delta") and kwargs.get("peft"):
+            raise EditingError("peft= and delta= cannot be combined; add the delta to the model and save it first.")
+        if kwargs.get("delta") and getattr(self.config.get_text_config(), "tie_word_embeddings", False):
+            raise EditingError(
+                "delta= on a model whose embedding and head are tied: lm-eval would add the difference twice. Add it "
+                "to the model, save that, and name it in pretrained=."
+            )
         self._load_arguments = (args, kwargs)
         self._model = None
 
     @property
     def model(self) -> PreTrainedModel:
         """The model; the first use after the constructor loads the weights."""
-        if self._model is None and self._in_constructor:
+        if self._in_constructor:  # the parent's would tie weights that an adapter has replaced
             return _NotLoaded()
         if self._model is None and self._load_arguments is not None:
             args, kwargs = self._load_arguments
@@ -177,17 +189,17 @@ class LateLoadingHFLM(HFLM):
         """Load as the parent class does, and refuse incomplete checkpoints and adapters."""
         model_class = self.AUTO_MODEL_CLASS
         self.AUTO_MODEL_CLASS = CompleteLoading(model_class)
+        peft = kwargs.get("peft")
         try:
             with _as_user_error(f"the weights of pretrained={self.pretrained} cannot be loaded"):
-                super()._create_model(*args, **kwargs)
+                super()._create_model(*args, **{**kwargs, "peft": None})
         finally:
             self.AUTO_MODEL_CLASS = model_class
+        _prepare(super().model)
+        if peft:
+            with _as_user_error(f"peft={peft} cannot be put into pretrained={self.pretrained}"):
+                self._model = load_adapter(super().model, peft, kwargs.get("revision"), len(self.tokenizer)).eval()
         inner = super().model
-        if kwargs.get("peft"):
-            require_complete_adapter(inner, kwargs["peft"], kwargs.get("revision"))
-        # The parent's constructor does this to a model that is loaded at once.
-        inner.eval()
-        inner.tie_weights()
         # Quantized weights are placed while they are quantized.
         if not hasattr(inner, "hf_device_map") and kwargs.get("quantization_config") is None:
             inner.to(self.device)
@@ -211,6 +223,7 @@ class LateLoadingHFLM(HFLM):
         """Check a model right after loading, before anything runs on it."""
         refuse_compiled(model)
         keep_layout(model)
+        refuse_outer_adapters(model)
 
     def load(self) -> None:
         """Load the weights unless they are loaded."""
@@ -275,6 +288,13 @@ def _as_user_error(failure: str) -> Iterator[None]:
         raise EditingError(f"{failure}: {first_line(error)} Use a smaller dtype or more devices.") from error
     except Exception as error:  # each library has its own types
         raise EditingError(f"{failure}: {first_line(error)} (LM_EDIT_DEBUG=1 shows where).") from error
+
+
+def _prepare(model: PreTrainedModel) -> None:
+    """Do to a model what the parent's constructor does to one that it loads."""
+    model.eval()
+    if not has_adapter_layers(unwrapped(model)):  # they may have taken the place of a tied weight
+        model.tie_weights()
 
 
 class _NotLoaded:
