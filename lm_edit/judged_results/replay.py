@@ -18,7 +18,6 @@ from edit_hooks.utils.errors import EditingError, first_line
 from judges.base import Item
 from lm_edit.results.runs import ResultFile
 from lm_edit.results.samples import read_saved_response
-from lm_eval_editing_autoload import _with_task_folders
 from lm_eval_tasks.common.asking.probes import Probe, case_requests
 from lm_eval_tasks.common.saved_cases import SAVED_CASES, SavedCases
 from lm_eval_tasks.common.scoring.population import WRONG_JUDGE
@@ -27,6 +26,7 @@ from lm_eval_tasks.common.task.harness import filter_classes
 from lm_eval_tasks.common.task.judge_filter import PIPELINE, HelperJudgeFilter, ModelJudgeFilter
 from lm_eval_tasks.common.task.stages import filter_all_stages
 from lm_eval_tasks.common.task.task import EditingTask
+from lm_eval_tasks.startup.task_folders import with_task_folders
 
 # What a task's metadata hold of an earlier judge, and of this machine: no settings of the run.
 NOT_SETTINGS = (*WRITTEN, "judge", "own_judges")
@@ -162,7 +162,7 @@ def build_task(saved: SavedTask, judge: object, include_paths: Sequence[str], se
     metadata |= {"judge": judge, SAVED_CASES: saved.cases(separator)}
     where = f"{saved.file.path}: the task {saved.name}"
     manager = TaskManager(
-        include_path=_with_task_folders(list(include_paths)), include_defaults=False, metadata=metadata
+        include_path=with_task_folders(list(include_paths)), include_defaults=False, metadata=metadata
     )
     if saved.name not in manager.task_index:
         raise EditingError(

@@ -15,9 +15,8 @@ from lm_eval.tasks import TaskManager
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.plugins import import_object, registered
-from lm_eval_editing_autoload import _folder_of
 from lm_eval_tasks.common.records.benchmark import ENTRY_POINTS, Benchmark
-from lm_eval_tasks.folder import TASKS_DIR
+from lm_eval_tasks.folder import TASKS_DIR, folder_of
 
 logger = get_logger("lm_eval.editing_tasks")
 
@@ -55,7 +54,7 @@ def _package_folders() -> dict[Path, str]:
     folders = {}
     for entry in registered(ENTRY_POINTS).values():
         try:
-            folders[Path(_folder_of(entry.module))] = entry.module.partition(".")[0]
+            folders[Path(folder_of(entry.module))] = entry.module.partition(".")[0]
         except ModuleNotFoundError as error:
             logger.warning("tasks of benchmark %r are not listed: %s", entry.name, error)
     return folders

@@ -25,6 +25,7 @@ from edit_hooks.utils.pinned_file import UrlFile
 from lm_edit.cli.command import say
 from lm_edit.cli.main import VERBS, main
 from lm_edit.sweeps.runs import execute
+from lm_eval_tasks.startup.evaluation import check_output
 
 pwd = pytest.importorskip("pwd")  # POSIX only
 
@@ -94,7 +95,7 @@ def test_an_output_path_that_cannot_be_written(place: str, tmp_path: Path, monke
 def test_an_output_path_that_can_be_written(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for path in (place, "results.json", str(tmp_path / place)):
-        lm_eval_editing_autoload._check_output(SimpleNamespace(output_path=path))
+        check_output(SimpleNamespace(output_path=path))
     assert not any(tmp_path.iterdir())
 
 

@@ -99,10 +99,14 @@ def editable(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 
 @pytest.fixture
 def hook_only(tmp_path: Path) -> Environment:
-    """Only the start-up hook, copied by hand, and none of the running environment's packages."""
+    """Only the start-up hook and what extends lm-eval, copied by hand, and no package of the running environment."""
     environment = Environment(tmp_path / "hook_only", sees_running_packages=False)
-    for suffix in (".pth", ".py"):
-        shutil.copy(ROOT / (MODULE + suffix), environment.site)
+    parts = ["lm_eval_tasks/__init__.py", "lm_eval_tasks/folder.py"]
+    parts += [f"lm_eval_tasks/startup/{path.name}" for path in (ROOT / "lm_eval_tasks/startup").glob("*.py")]
+    parts += ["edit_hooks/__init__.py", "edit_hooks/utils/__init__.py", "edit_hooks/utils/public_names.py"]
+    for name in (f"{MODULE}.pth", f"{MODULE}.py", *parts):
+        (environment.site / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, environment.site / name)
     return environment
 
 
@@ -223,7 +227,7 @@ TASK_MANAGERS = """
     import json, logging
     from pathlib import Path
     from lm_eval.tasks import manager
-    from lm_eval_editing_autoload import TASKS_DIR as ours
+    from lm_eval_tasks.folder import TASKS_DIR as ours
 
     builtin, user = Path("builtin"), Path("user")
     for folder, text in ((builtin, "builtin"), (user, "user")):
@@ -275,7 +279,8 @@ def test_include_path_overrides_ours_and_no_defaults_leaves_ours_out(from_wheel:
 
 
 def test_editable_install_uses_the_tasks_of_the_checkout(editable: Environment) -> None:
-    code = f"import json, {MODULE} as module; print(json.dumps([module.__file__, module.TASKS_DIR]))"
+    imports = f"import json, {MODULE} as module, lm_eval_tasks.folder as tasks"
+    code = f"{imports}; print(json.dumps([module.__file__, str(tasks.TASKS_DIR)]))"
     module, tasks = editable.evaluate(code)
     assert Path(module).resolve() == ROOT / f"{MODULE}.py"
     assert Path(tasks).resolve() == ROOT / "lm_eval_tasks"

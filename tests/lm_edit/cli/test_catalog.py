@@ -29,7 +29,7 @@ def test_editors_are_listed_with_capabilities_and_settings(capsys):
     lines = printed_lines(capsys)
     assert [line.split()[0] for line in lines[1 : 1 + len(EDITORS)]] == list(EDITORS)
     memit = next(line for line in lines if line.startswith("memit ")).split()
-    assert memit[1:3] == ["yes", "yes"]
+    assert memit[1:4] == ["core", "yes", "yes"]
     assert main(["editors", "rome"]) == 0
     settings = {line.split()[0]: line for line in printed_lines(capsys)[2:]}
     assert "float" in settings["lr"] and "0.5" in settings["lr"] and settings["seed"].endswith("at random")

@@ -20,6 +20,7 @@ from edit_hooks import EditingError
 from lm_eval_tasks.report.portable import portable
 from lm_eval_tasks.report.run_facts import run_facts
 from lm_eval_tasks.report.run_options import check_task_settings
+from lm_eval_tasks.startup.evaluation import name_run_folder
 
 lm_eval_editing_autoload.install()
 
@@ -194,10 +195,9 @@ def test_lm_eval_writes_files_under_the_name(tmp_path: Path, tiny_path: Any) -> 
 
 
 def test_a_failure_to_name_does_not_cost_the_results(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    import lm_eval_editing_autoload
 
     tracker = EvaluationTracker()
-    lm_eval_editing_autoload._name_run(tracker, {"config": {"edited_hf": {}}})
+    name_run_folder(tracker, {"config": {"edited_hf": {}}})
     assert "could not name the folder" in capsys.readouterr().err
     assert tracker.general_config_tracker.model_name is None
 

@@ -1,0 +1,154 @@
+"""``simple_evaluate`` and ``evaluate`` for runs of ``edited_hf``; ``make_table`` for their results."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from types import ModuleType
+from typing import Any
+
+from lm_eval_tasks.startup.report import report
+
+# Model arguments, and metadata of the task manager, of a `simple_evaluate` whose tasks are not known yet.
+_to_compare: list[tuple[Any, Any]] = []
+# Its `gen_kwargs`.
+_generation_settings: list[Any] = []
+
+
+def _add_anomalies(evaluator: ModuleType) -> None:
+    """Let ``simple_evaluate`` look for anomalies in the results of our model, and name the run."""
+    original = evaluator.simple_evaluate
+    if getattr(original, "_lm_eval_editing", False):
+        return
+
+    @functools.wraps(original)
+    def simple_evaluate(*args: Any, **kwargs: Any) -> Any:
+        given = inspect.signature(original).bind(*args, **kwargs).arguments
+        tracker = given.get("evaluation_tracker")
+        if given.get("model") == "edited_hf":
+            check_output(tracker)
+            if (manager := given.get("task_manager")) is not None:  # lm-eval's own has the arguments in its metadata
+                _to_compare.append((given.get("model_args"), getattr(manager, "metadata", None)))
+        if given.get("gen_kwargs"):
+            _generation_settings.append(given["gen_kwargs"])
+        try:
+            results = original(*args, **kwargs)
+        finally:
+            _to_compare.clear()
+            _generation_settings.clear()
+        if results and given.get("samples") and "config" in results:  # lm-eval does not record them
+            results["config"]["samples"] = given["samples"]
+        if results and "edited_hf" in results.get("config", {}):
+            from lm_eval_tasks.report.anomalies import add_anomalies
+
+            add_anomalies(results)
+            name_run_folder(tracker, results)
+        return results
+
+    vars(simple_evaluate)["_lm_eval_editing"] = True
+    vars(evaluator)["simple_evaluate"] = simple_evaluate
+
+
+def check_output(tracker: Any) -> None:
+    """Refuse an ``--output_path`` that cannot be written, before the run.
+
+    lm-eval logs a warning after it, and ends with exit code 0. The first of several processes saves.
+    """
+    place = getattr(tracker, "output_path", None)
+    if place and os.environ.get("RANK", "0") == "0":
+        from edit_hooks.utils.outputs import check_writable_folder
+
+        is_file = os.path.splitext(place)[1] == ".json"  # lm-eval adds the date to its name
+        check_writable_folder(os.path.dirname(place) or "." if is_file else place)
+
+
+def name_run_folder(tracker: Any, results: Any) -> None:
+    """Name the folder of a run; hours of answers are not lost for a name."""
+    if tracker is None:
+        return
+    try:
+        from lm_eval_tasks.report.run_facts import name_run
+
+        name_run(tracker, results)
+    except Exception as error:
+        report("could not name the folder of the run", error)
+
+
+def _compare_with_unedited(evaluator: ModuleType) -> None:
+    """Let ``evaluate`` evaluate ordinary tasks on the unedited model, too, if our model is asked for it."""
+    original = evaluator.evaluate
+    if getattr(original, "_lm_eval_editing", False):
+        return
+
+    @functools.wraps(original)
+    def evaluate(*args: Any, **kwargs: Any) -> Any:
+        lm = args[0] if args else kwargs.get("lm")
+        loaded = args[1] if len(args) > 1 else kwargs.get("task_dict") or {}
+        named = loaded.get("tasks") or {}
+        tasks = list(named.values())
+        if (begin := getattr(lm, "begin_evaluation", None)) is not None:
+            from lm_eval_tasks.report.run_facts import generation_settings_of_ordinary, ordinary_tasks
+
+            begin(generation_settings_of_ordinary(tasks), ordinary_tasks(named))
+        if _to_compare:
+            from lm_eval_tasks.report.run_options import check_task_settings
+
+            check_task_settings(*_to_compare.pop(), tasks)
+        if _generation_settings:
+            from lm_eval_tasks.report.run_options import unused_generation_settings
+
+            if (note := unused_generation_settings(_generation_settings.pop(), tasks)) is not None:
+                import logging
+
+                logging.getLogger("lm_eval.lm_eval_editing").warning(note)
+        if lm is None or begin is None:
+            return original(*args, **kwargs)
+        from lm_eval_tasks.report.rank_prompts import prompts_of_one_process
+
+        with prompts_of_one_process(lm, tasks):
+            from lm_eval_tasks.report.broken_answers import without_broken_answers
+
+            answered = without_broken_answers(original)
+            if not getattr(lm, "compares_unedited", False):
+                return answered(*args, **kwargs)
+            from lm_eval_tasks.report.unedited_columns import evaluate_both
+
+            return evaluate_both(answered, *args, **kwargs)
+
+    vars(evaluate)["_lm_eval_editing"] = True
+    vars(evaluator)["evaluate"] = evaluate
+
+
+def extend_evaluator(evaluator: ModuleType) -> None:
+    """Extend ``simple_evaluate`` and ``evaluate``."""
+    _add_anomalies(evaluator)
+    _compare_with_unedited(evaluator)
+
+
+def shorten_table(utils: ModuleType) -> None:
+    """Let ``make_table`` print the scores of editing tasks, and below its last table what was left out and anomalies.
+
+    A result that we cannot read is printed as lm-eval prints it.
+    """
+    original = utils.make_table
+    if getattr(original, "_lm_eval_editing", False):
+        return
+
+    @functools.wraps(original)
+    def make_table(result_dict: Any, column: str = "results", *args: Any, **kwargs: Any) -> Any:
+        try:
+            from lm_eval_tasks.report.anomalies import table_note
+            from lm_eval_tasks.report.printed_table import left_out_note, shown_results
+
+            shown = shown_results(result_dict, column)
+            is_last = column != "results" or "groups" not in result_dict
+            note = left_out_note(result_dict) + table_note(result_dict) if is_last else ""
+        except Exception as error:
+            report("could not shorten the table of results", error)
+            shown, note = result_dict, ""
+        printed = original(shown, column, *args, **kwargs)
+        return f"{printed}{note}" if note else printed
+
+    vars(make_table)["_lm_eval_editing"] = True
+    vars(utils)["make_table"] = make_table

@@ -1,0 +1,71 @@
+"""Folders that lm-eval's task manager scans: ours, and those of the benchmarks that other packages register."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import Any
+
+from lm_eval_tasks.folder import TASKS_DIR, folder_of
+from lm_eval_tasks.startup.report import report
+
+# Entry-point group of other packages' benchmarks; the YAML files of their tasks are beside the module that it names.
+BENCHMARKS = "lm_eval_editing.benchmarks"
+
+
+def add_task_folders(manager: ModuleType) -> None:
+    """Make ``TaskManager`` scan the folders of editing tasks whenever it scans the default tasks."""
+    task_manager = manager.TaskManager
+    original = task_manager.__init__
+    if getattr(original, "_lm_eval_editing", False):
+        return
+    signature = inspect.signature(original)
+    if missing := {"include_path", "include_defaults"} - signature.parameters.keys():
+        raise TypeError(f"TaskManager no longer takes {sorted(missing)}; use --include_path {TASKS_DIR}")
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        include_path = bound.arguments["include_path"]
+        if bound.arguments["include_defaults"]:
+            bound.arguments["include_path"] = with_task_folders(include_path)
+        original(*bound.args, **bound.kwargs)
+        if hasattr(self, "include_path"):
+            self.include_path = include_path  # unchanged for the caller
+
+    vars(init)["_lm_eval_editing"] = True
+    task_manager.__init__ = init
+
+
+def with_task_folders(include_path: Any) -> list[Any]:
+    """The include path with our folders first, since lm-eval lets later folders override earlier ones.
+
+    A folder that the user gives, too, is scanned once.
+    """
+    if not include_path:
+        own = []
+    elif isinstance(include_path, (list, tuple)):
+        own = list(include_path)
+    else:
+        own = [include_path]
+    known = {os.path.realpath(path) for path in own}
+    # Other packages come before us, so that none of them replaces a task of a published benchmark.
+    return [folder for folder in (*_plugin_folders(), str(TASKS_DIR)) if os.path.realpath(folder) not in known] + own
+
+
+def _plugin_folders() -> list[str]:
+    """The task folders of the benchmarks that other packages register; a broken entry point is reported and skipped."""
+    folders = []
+    try:
+        for entry in entry_points(group=BENCHMARKS):
+            try:
+                folders.append(folder_of(entry.module))
+            except Exception as error:
+                report(f"could not find the tasks of benchmark {entry.name!r}", error)
+    except Exception as error:
+        report("could not read the entry points of benchmarks", error)
+    return list(dict.fromkeys(folders))
