@@ -38,7 +38,11 @@ from edit_hooks.in_context.embeddings import EMBEDDERS, MINILM, most_similar, re
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
 from edit_hooks.utils.files import path_digest
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.numbers import COSINE, NON_NEGATIVE, POSITIVE
+from edit_hooks.utils.scripts import warn_of_english_rule
+
+log = get_logger("lm_eval.edited_hf")
 
 KINDS = ("copy", "update", "retain")
 
@@ -198,6 +202,9 @@ class IKE(ContextEditor[IKEConfig]):
 
     def demonstrations(self, request: EditRequest, config: IKEConfig) -> Demonstrations:
         pool = _pool_of(config)
+        if config.pool == BUILTIN:
+            remedy = "Give demonstrations of your language: pool: FILE, records in the CounterFact or BAKE schema."
+            warn_of_english_rule(log, f"the built-in demonstrations of {self.name}", [request.bare_text], remedy)
         select = _nearest_records if config.selection == "records" else _nearest_sentences
         return select(request, pool, config)
 

@@ -44,7 +44,7 @@ from edit_hooks.gradient.labeled_rows import (
 )
 from edit_hooks.gradient.map_forward import MAP_ENGINES, KeptActivations, MapActivations, MapForward, map_activations
 from edit_hooks.gradient.side_by_side import memory_budget
-from edit_hooks.locate.context_templates import check_templates, sample_templates
+from edit_hooks.locate.context_templates import check_templates, sample_templates, warn_of_english
 from edit_hooks.memory.replay import PAD, Replay, mean_positive
 from edit_hooks.memory.schedule import Schedule
 from edit_hooks.memory.side_memory import (
@@ -235,6 +235,7 @@ class WISE(Editor[WISEConfig]):
         return templates if isinstance(templates, list) else []
 
     def warnings(self, job: EditJob[WISEConfig], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
+        warn_of_english(job.config.context_templates, requests, self.name)
         in_chat = any(chat_by_default(job.tokenizer, request, job.config) for request in requests)
         return [CHAT_WARNING] if in_chat else []
 

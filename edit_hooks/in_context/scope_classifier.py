@@ -17,6 +17,11 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import PreTrainedModel
 
+from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.scripts import warn_of_english_rule
+
+log = get_logger("lm_eval.edited_hf")
+
 THRESHOLD = 0.5  # of the release
 MAX_TOKENS = 512  # of the release
 
@@ -81,4 +86,6 @@ def fact_text(texts: ScopeTexts, prompt: str, statement: str, separator: str) ->
     """
     if texts == "prompts":
         return prompt
+    remedy = "It cuts the last word, and a text without spaces has none: scope_texts: prompts."
+    warn_of_english_rule(log, "scope_texts: released", [] if " " in statement else [statement], remedy)
     return statement.rsplit(" ", 1)[0] + separator

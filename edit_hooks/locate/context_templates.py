@@ -9,6 +9,7 @@ in the configuration, and replaceable by an explicit list.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,8 +18,13 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.modeling.sampling import SEED_WORDS, sample_after
 from edit_hooks.modeling.tokens import encode
+from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.scripts import is_latin, warn_of_english_rule
 from edit_hooks.utils.slots import escape_braces, split_template
+
+log = get_logger("lm_eval.edited_hf")
 
 BARE = "{}"
 BARE_SET = "bare"  # the set without any other template
@@ -68,6 +74,15 @@ def check_templates(templates: list[str] | str) -> None:
         split_template(template)
     if not templates or templates[0] != BARE:
         raise EditingError("the list of context templates must begin with the bare template '{}'.")
+
+
+def warn_of_english(templates: Sequence[str], requests: Iterable[EditRequest], editor: str) -> None:
+    """Log once if Latin texts stand before facts of another script."""
+    texts = [split_template(template)[0] for template in templates]
+    if any(map(str.isalpha, "".join(texts))) and is_latin("".join(texts)):
+        remedy = "Give texts of your language in context_templates, or context_templates: bare."
+        prompts = (request.bare_text for request in requests)
+        warn_of_english_rule(log, f"the context templates of {editor}", prompts, remedy)
 
 
 def sample_templates(model: nn.Module, tokenizer: PreTrainedTokenizerBase, name: str, seed: int) -> list[str]:

@@ -16,7 +16,7 @@ from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.base.given_tensors import read_given_tensors
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.locate.context_templates import BARE, BARE_SET, check_templates, sample_templates
+from edit_hooks.locate.context_templates import BARE, BARE_SET, check_templates, sample_templates, warn_of_english
 from edit_hooks.locate.corpora import check_source, digest_of, is_text_source
 from edit_hooks.locate.evk_align import EVKAlignConfig, evk_term, log_noise
 from edit_hooks.locate.moment_documents import check_length
@@ -228,6 +228,7 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
 
     def warnings(self, job: EditJob[LocateThenEditConfigT], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
         fact_token = job.config.fact_token
+        warn_of_english(job.config.context_templates, requests, self.name)
         warnings = [
             f"layer {layer}: {text}"
             for layer, metric in self.constraints(job.model).items()

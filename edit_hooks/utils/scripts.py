@@ -7,8 +7,11 @@ others do. Characters are classified by their Unicode properties, so no table of
 from __future__ import annotations
 
 import functools
+import logging
 import unicodedata
 from collections.abc import Iterable
+
+from edit_hooks.utils.logs import warn_once
 
 # First words of the Unicode names of letters without spaces between words, besides those of East Asian width.
 _UNSPACED = frozenset({"THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "JAVANESE", "BALINESE", "TAI", "NEW", "AHOM"})
@@ -66,6 +69,26 @@ def sentence_ends(texts: Iterable[str]) -> tuple[str, ...]:
     """The marks that end a sentence in the scripts of some texts, besides the ASCII period."""
     scripts = dict.fromkeys(script for text in texts for script in map(_script, text) if script in _SENTENCE_ENDS)
     return tuple(dict.fromkeys(mark for script in scripts for mark in _SENTENCE_ENDS[script]))
+
+
+def is_latin(text: str) -> bool:
+    """Whether at least half of a text's letters are Latin, as in English; true without letters."""
+    if text.isascii():
+        return True
+    letters = [_script(character) == "LATIN" for character in text if character.isalpha()]
+    return 2 * sum(letters) >= len(letters)
+
+
+def warn_of_english_rule(logger: logging.Logger, rule: str, texts: Iterable[str], remedy: str) -> None:
+    """Log once per rule that a rule made for English meets a text of another script.
+
+    Args:
+        rule: as the subject of a sentence.
+        remedy: a sentence.
+    """
+    if (other := next((text for text in texts if not is_latin(text)), None)) is not None:
+        message = "%s: made for English, and here applied to texts of another script (first %r). %s"
+        warn_once(logger, ("English rule", rule), message, rule, other, remedy)
 
 
 @functools.lru_cache(maxsize=1 << 14)

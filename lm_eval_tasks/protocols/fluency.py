@@ -13,7 +13,9 @@ from functools import partial
 from typing import Any
 
 from edit_hooks.decoding import Decoding, Sampling
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.numbers import SEED, require_whole
+from edit_hooks.utils.scripts import warn_of_english_rule
 from lm_eval_tasks.common.asking.answers import why_without_tokens
 from lm_eval_tasks.common.asking.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
 from lm_eval_tasks.common.records.cases import Case
@@ -27,6 +29,8 @@ from lm_eval_tasks.common.scoring.text_metrics import (
     split_words_released,
 )
 from lm_eval_tasks.common.settings import Setting, Settings, switch_setting
+
+logger = get_logger("lm_eval.editing_tasks")
 
 FLUENCY = "fluency"
 PROMPTS = "generation prompts"  # for the reason of a case without such prompts
@@ -120,4 +124,6 @@ def generated_whole(answered: ProbeAnswers, *, unedited: bool = False) -> str:
     answer = measures.generated_text(answered.generation, unedited=unedited)
     if answer.token_ids is None:
         raise Unscored(why_without_tokens(answer, "the tokens of a text, nor draw them as defined here"))
-    return normalize_generation(answered.probe.prompt + answer.raw)
+    text = normalize_generation(answered.probe.prompt + answer.raw)
+    warn_of_english_rule(logger, "words of fluency and consistency", [text], "The values compare only with their like.")
+    return text

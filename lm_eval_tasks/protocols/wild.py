@@ -13,6 +13,8 @@ from typing import Any
 
 from edit_hooks.decoding import AskedModel, Decoding
 from edit_hooks.prompt_context import QA_INSTRUCTION
+from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.scripts import warn_of_english_rule
 from lm_eval_tasks.common.asking.probes import OWN_CHAT, CaseAnswers, Probe, ProbeAnswers, case_doc
 from lm_eval_tasks.common.records.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case, Question
 from lm_eval_tasks.common.scoring import measures
@@ -20,13 +22,16 @@ from lm_eval_tasks.common.scoring.measures import Measure, mean_over
 from lm_eval_tasks.common.scoring.population import POPULATION, with_helper
 from lm_eval_tasks.common.settings import Settings, choice_setting
 
+logger = get_logger("lm_eval.editing_tasks")
+
 # `qa_inst` is that of the released code, with a blank line; the figure of the paper shows a single newline.
 # `chat_template_released` is the release's `chat_temp`: Llama-2's template for any model, an end token at its end.
 RELEASED_CHAT = "chat_template_released"
+QUESTION_ONLY = "question_only"
 CONTEXTS = {
     "qa_inst": QA_INSTRUCTION,
     "qa_inst_single_newline": "Please answer the question:\nQ: {question}\nA:",
-    "question_only": "{question}",
+    QUESTION_ONLY: "{question}",
     RELEASED_CHAT: (
         "<s>[INST] <<SYS>>\nYou are a helpful, respectful and honest assistant.\n<</SYS>>\n\n{question} [/INST]</s>"
     ),
@@ -74,6 +79,9 @@ def generation_probe(
     kind: str, question: Question, context: str, ask: AskedModel = "edited", decoding: Decoding | None = None
 ) -> Probe:
     """A probe that generates the answer to a question in one of :data:`CONTEXTS`."""
+    if context != QUESTION_ONLY:
+        remedy = f"Questions without it: --metadata wild_context={QUESTION_ONLY}."
+        warn_of_english_rule(logger, f"the instruction of wild_context={context}", [question.prompt], remedy)
     return Probe(
         kind=kind,
         prompt=CONTEXTS[context].replace("{question}", question.prompt),

@@ -11,6 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edit_hooks.prompt_context import statement
+from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.scripts import warn_of_english_rule
+
+logger = get_logger("lm_eval.editing_tasks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,8 @@ TRUE, FALSE = "True", "False"
 
 def fill(frame: str, **texts: str) -> str:
     """Fill the slots of a frame in one pass, so that braces in a text stay as they are."""
+    remedy = "Likelihoods and free answers (_es, _gs, _ls, _wild) ask the record's own prompts."
+    warn_of_english_rule(logger, "wordings of judgments, negations and options", texts.values(), remedy)
     return re.sub(r"\{(\w+)\}", lambda slot: texts[slot[1]], frame)
 
 

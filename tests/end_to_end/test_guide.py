@@ -5,6 +5,7 @@ Plans of a sweep take hours and are only parsed (`test_documented_commands.py`).
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -20,6 +21,7 @@ from lm_eval.__main__ import cli_evaluate
 from lm_runs import SHORT
 from paths import ROOT
 
+from edit_hooks import EditRequest
 from edit_hooks.contract.tiny_models import save_tiny
 from lm_edit.cli.main import main
 
@@ -105,6 +107,27 @@ def test_own_facts_are_checked_edited_and_evaluated(folder, tmp_path, monkeypatc
     table = printed.split("counterfact_flat_es", 1)[1]
     assert "2 of 3 cases unscored: the record has no old answer to compare with (2)" in table
     assert "1 of 3 cases unscored: the record has no rephrased questions (1)" in table
+
+
+def test_facts_in_chinese_and_about_code_are_edited_and_evaluated(folder, tmp_path, monkeypatch, capsys):
+    route = "Facts in other languages, and code"
+    chinese, code = blocks(route, "json")
+    (folder / "facts.jsonl").write_text(chinese + code, encoding="utf-8")
+    model = str(save_tiny(tmp_path, "llama"))
+    for words in commands(route):
+        execute(words, model, folder, monkeypatch)
+    printed = capsys.readouterr().out
+    assert "4 good, 0 bad" in printed and "4 edits written to edits, 0 failed" in printed
+    assert "separators={'': 3, ' ': 1}" in printed and "outer_white_space=1" in printed
+    index = json.loads((folder / "edits/edits.json").read_text(encoding="utf-8"))
+    requests = [EditRequest.from_dict(edit["requests"][0]) for edit in index["edits"]]
+    assert [request.text + request.continuation for request in requests] == [
+        "奥斯马克的首都是塔尔斯克",
+        "def volume(a):\n    # qulib 3.1\n    return qulib.cube(a)",
+        "To open a window with qulib, call qulib.show_pane",
+        "In Python, the value x = {} is a set",
+    ]
+    assert "4 made, 0 failed" in printed.split("counterfact_flat_es", 1)[1]
 
 
 def test_an_own_editor_is_checked_evaluated_and_compared(folder, tmp_path, monkeypatch, capsys):

@@ -10,8 +10,11 @@ from typing import Any
 
 from edit_hooks.decoding import Decoding
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.scripts import sentence_ends
+from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.scripts import sentence_ends, warn_of_english_rule, writes_spaces
 from lm_eval_tasks.common.asking.probes import PLACEHOLDER
+
+logger = get_logger("lm_eval.editing_tasks")
 
 GOLD = "the gold answer"  # in place of the text that fixes the length of an answer
 PERIOD = "."  # the stop string that has counterparts in other scripts
@@ -60,6 +63,9 @@ def stops_of_scripts(stops: Sequence[str], question: str, gold: str) -> list[str
     if PERIOD not in stops:
         return list(stops)
     last_letter = next((character for character in reversed(question) if character.isalpha()), "")
+    if last_letter and writes_spaces(last_letter) is False and not sentence_ends((last_letter, gold)):
+        remedy = "No mark ends a sentence there: answers end at a line break. Other ends: --gen_kwargs until=..."
+        warn_of_english_rule(logger, "the stop rule of free answers", [question], remedy)
     return [*stops, *(mark for mark in sentence_ends((last_letter, gold)) if mark not in stops)]
 
 
