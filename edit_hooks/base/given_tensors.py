@@ -22,20 +22,16 @@ def read_given_tensors(source: Source, setting: str) -> dict[str, torch.Tensor]:
     """All tensors of a setting.
 
     Raises:
-        EditingError: for an unreadable file, and for a tensor that is not of finite floating-point numbers.
+        EditingError: for an unreadable file.
     """
-    given = source if isinstance(source, Mapping) else read_tensors(source, f"file of {setting!r}")[1]
-    for name, tensor in given.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise EditingError(f"{setting!r} of {name} holds NaN or infinity; finite numbers are needed.")
-    return dict(given)
+    return dict(source if isinstance(source, Mapping) else read_tensors(source, f"file of {setting!r}")[1])
 
 
 def tensor_of(given: Mapping[str, torch.Tensor], name: str, shape: Shape, setting: str) -> torch.Tensor:
     """The tensor of a name.
 
     Raises:
-        EditingError: there is none, or one of another shape, or not of floating-point numbers.
+        EditingError: there is none, or one of another shape, or not of finite floating-point numbers.
     """
     if name not in given:
         has = shorten(", ".join(sorted(given))).strip("'") or "none"
@@ -46,6 +42,8 @@ def tensor_of(given: Mapping[str, torch.Tensor], name: str, shape: Shape, settin
     )
     if not fits or not tensor.is_floating_point():
         raise wrong_shape(tensor, name, shape, setting)
+    if not torch.isfinite(tensor).all():
+        raise EditingError(f"{setting!r} of {name} holds NaN or infinity; finite numbers are needed.")
     return tensor
 
 

@@ -29,7 +29,7 @@ from edit_hooks.utils.json_io import parse_json
 MANIFEST_NAME = "manifest.json"
 TRAINED_ON = "trained_on"  # the tensor that holds the digests of the training edits
 # Sections of the manifest about the run that made the artifact: places, losses, and settings that no edit reads.
-RUN_SECTIONS = frozenset({"model_name", "data", "training", "step", "losses", "skipped_steps"})
+RUN_SECTIONS = frozenset({"model_name", "data", "training", "step", "losses", "skipped_steps", "imported"})
 
 
 def edit_digest(prompt: str, target: str) -> int:

@@ -183,10 +183,14 @@ class HyperNetwork(nn.Module):
             updates[name] = Update(sign * step_size * delta_ND.T, x_NF.T)
         return updates
 
-    def _network(self, name: str) -> FactorNetwork:
-        network = self.networks[_network_name(self.shapes[name])]
+    def network_of(self, shape: tuple[int, int]) -> FactorNetwork:
+        """The network of the matrices of a shape (d, f)."""
+        network = self.networks[_network_name(shape)]
         assert isinstance(network, FactorNetwork)
         return network
+
+    def _network(self, name: str) -> FactorNetwork:
+        return self.network_of(self.shapes[name])
 
 
 def drop_zero_tokens(tokens: TokenFactors) -> TokenFactors:

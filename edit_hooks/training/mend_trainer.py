@@ -12,16 +12,19 @@ lists all settings that differ.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.editors.mend import edited_shapes
-from edit_hooks.gradient.artifact import HYPER_NETWORK, save_network
+from edit_hooks.gradient.artifact import HYPER_NETWORK, read_released_network, save_network
 from edit_hooks.gradient.hypernetwork import HyperNetwork
+from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.training.mend_config import ARTIFACT_SETTINGS, TrainingConfig
 from edit_hooks.training.mend_loss import MENDLoss
-from edit_hooks.training.trainer import Trainer
+from edit_hooks.training.trainer import ImportSource, Trainer
 
 
 class MENDTrainer(Trainer[TrainingConfig]):
@@ -33,6 +36,24 @@ class MENDTrainer(Trainer[TrainingConfig]):
     resume_format = "lm-eval-editing/mend-resume/1"
     rates = "lr or edit_lr"
     artifact_settings = ARTIFACT_SETTINGS
+
+    @classmethod
+    def import_artifact(
+        cls,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        config: TrainingConfig,
+        weights: Path,
+        source: ImportSource,
+    ) -> None:
+        """Write the artifact of a network under the names of MEND's release.
+
+        Rank and number of hidden layers are those of the file.
+        """
+        network = read_released_network(weights, edited_shapes(unwrapped(model), config), config.network_settings())
+        settings = {name: config.to_dict()[name] for name in ARTIFACT_SETTINGS}
+        settings |= {"rank": network.settings.rank, "num_hidden": network.settings.num_blocks - 1}
+        save_network(network, source.manifest(settings), source.out)
 
     def set_up(self, tokenizer: PreTrainedTokenizerBase) -> None:
         config, weight = self.config, self.model.get_input_embeddings().weight

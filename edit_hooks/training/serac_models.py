@@ -209,3 +209,18 @@ def trained_parameters(models: SavedModels, train_embeddings: bool) -> dict[str,
 def local_digest(name: str) -> str | None:
     """SHA-256 of a source that is a folder here; ``None`` for a hub id."""
     return path_digest(Path(name).expanduser()) if name not in (BASE, MINILM) else None
+
+
+def safetensors_folder(folder: Path) -> Path:
+    """A folder of a model whose weights are in safetensors files.
+
+    Raises:
+        EditingError: for a missing folder, and for one with weights in other files only.
+    """
+    if not folder.is_dir():
+        raise EditingError(f"there is no folder {folder}; it has to hold a model of transformers and its tokenizer.")
+    if not any(folder.glob("*.safetensors")):
+        raise EditingError(
+            f"{folder} has no safetensors file; load the model where it was trained and save it with save_pretrained."
+        )
+    return folder

@@ -10,17 +10,29 @@ the last checkpoint.
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
 import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.in_context.memory_artifact import MEMORY_MODELS, save_models
-from edit_hooks.modeling.architectures import input_device
+from edit_hooks.modeling.architectures import input_device, unwrapped
 from edit_hooks.training.edit_data import EditData
 from edit_hooks.training.serac_config import ARTIFACT_SETTINGS, SERACTrainingConfig
 from edit_hooks.training.serac_loss import SERACLoss
-from edit_hooks.training.serac_models import check_sources, load_sources, local_digest, trained_parameters
-from edit_hooks.training.trainer import Trainer
+from edit_hooks.training.serac_models import (
+    check_sources,
+    load_sources,
+    local_digest,
+    safetensors_folder,
+    trained_parameters,
+)
+from edit_hooks.training.trainer import ImportSource, Trainer
+
+SOURCES = ("classifier", "counterfactual")  # settings, and folders of imported weights
+IMPORTED = "imported"  # recorded in their place
 
 
 class SERACTrainer(Trainer[SERACTrainingConfig]):
@@ -36,10 +48,28 @@ class SERACTrainer(Trainer[SERACTrainingConfig]):
     def check_inputs(cls, config: SERACTrainingConfig, tokenizer: PreTrainedTokenizerBase, data: EditData) -> None:
         check_sources(tokenizer, config, [example.statement for example in data.train])
 
+    @classmethod
+    def import_artifact(
+        cls,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        config: SERACTrainingConfig,
+        weights: Path,
+        source: ImportSource,
+    ) -> None:
+        """Write the artifact of an encoder and a causal model, in Hugging Face folders with safetensors files."""
+        classifier, counterfactual = (str(safetensors_folder(weights / name)) for name in SOURCES)
+        config = dataclasses.replace(config, classifier=classifier, counterfactual=counterfactual)
+        check_sources(tokenizer, config, ())
+        models = load_sources(unwrapped(model), tokenizer, config)
+        # the names of folders here are no part of what was imported
+        settings = {**{name: config.to_dict()[name] for name in ARTIFACT_SETTINGS}, **dict.fromkeys(SOURCES, IMPORTED)}
+        save_models(models, source.manifest(settings), source.out)
+
     def set_up(self, tokenizer: PreTrainedTokenizerBase) -> None:
         config = self.config
         self.check_inputs(config, tokenizer, self.data)
-        self.sources = {name: local_digest(getattr(config, name)) for name in ("classifier", "counterfactual")}
+        self.sources = {name: local_digest(getattr(config, name)) for name in SOURCES}
         self.models = load_sources(self.model, tokenizer, config)
         device = input_device(self.model)
         self.models.classifier.to(device)

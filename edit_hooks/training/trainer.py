@@ -79,6 +79,39 @@ class TrainingProgress:
     losses: list[dict[str, float]] = dataclasses.field(default_factory=list)
 
 
+def describe_model(model: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """What a manifest records about the model that an artifact is for."""
+    return {
+        "model": model_identity(model, tokenizer).to_dict(),
+        "model_name": str(getattr(model.config, "name_or_path", "")),
+        "model_type": model.config.model_type,
+        "dtype": str(model.get_input_embeddings().weight.dtype),
+    }
+
+
+@dataclass(frozen=True)
+class ImportSource:
+    """Where imported weights come from, and where their artifact goes.
+
+    Attributes:
+        model_info: entries of the manifest about the model.
+        imported: entries about the weights.
+        out: folder of the artifact.
+    """
+
+    model_info: Mapping[str, Any]
+    imported: Mapping[str, Any]
+    out: Path
+
+    def manifest(self, editor: Mapping[str, Any]) -> dict[str, Any]:
+        """The manifest of the artifact.
+
+        Args:
+            editor: the settings that hold for every edit made with it.
+        """
+        return {**self.model_info, "editor": dict(editor), "imported": dict(self.imported)}
+
+
 def check_training_folder(out: str | Path) -> Path:
     """Check that a training can write into a folder: a new or empty one, or that of an interrupted run.
 
@@ -145,13 +178,7 @@ class Trainer(abc.ABC, Generic[ConfigT]):
         self.config, self.data, self.out, self.quiet = config, data, check_training_folder(out), quiet
         self.set_up(tokenizer)
         self.progress = TrainingProgress()
-        self.model_info = {
-            "model": model_identity(self.model, tokenizer).to_dict(),
-            "model_name": str(getattr(self.model.config, "name_or_path", "")),
-            "model_type": self.model.config.model_type,
-            "dtype": str(self.model.get_input_embeddings().weight.dtype),
-            **(model_info or {}),
-        }
+        self.model_info = {**describe_model(self.model, tokenizer), **(model_info or {})}
         # A resumed run may train for longer than the interrupted one, but nothing else may differ.
         settings = {name: value for name, value in config.to_dict().items() if name not in ("num_steps", "patience")}
         self.identity: dict[str, Any] = {
@@ -168,6 +195,21 @@ class Trainer(abc.ABC, Generic[ConfigT]):
         Raises:
             EditingError: for inputs that are missing or do not fit.
         """
+
+    @classmethod
+    def import_artifact(
+        cls, model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: ConfigT, weights: Path, source: ImportSource
+    ) -> None:
+        """Hook: write an artifact of weights that were trained elsewhere, with :meth:`ImportSource.manifest`.
+
+        Args:
+            config: settings of the editor under which they were trained.
+            weights: a safetensors file, or a folder with such files.
+
+        Raises:
+            EditingError: for weights that cannot be read, or do not fit the model and the settings.
+        """
+        raise EditingError(f"weights for {cls.title} cannot be imported; its trainer has no import_artifact.")
 
     @abc.abstractmethod
     def set_up(self, tokenizer: PreTrainedTokenizerBase) -> None:

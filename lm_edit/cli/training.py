@@ -1,4 +1,4 @@
-"""``lm-edit train``: training of what an editor learns for a model."""
+"""``lm-edit train`` and ``import``: training of what an editor learns for a model, and weights from elsewhere."""
 
 from __future__ import annotations
 
@@ -69,8 +69,7 @@ def _train(args: argparse.Namespace) -> int:
         f"validation edit loss: unedited {first['edit']:.3f}, after training {best['edit']:.3f}, "
         f"locality {best['locality']:.4f}; best step {progress.best_step} of {progress.step}"
     )
-    use = quote(f"editor={args.editor},editor_args=artifact:{out}")
-    say(f"use it: lm_eval --model edited_hf --model_args {use} ...")
+    _say_use(args.editor, str(out))
     return 0
 
 
@@ -83,7 +82,45 @@ def _described(report: Mapping[str, Any]) -> str:
     return counts + (f" ({'; '.join(parts)})" if parts else "")
 
 
+def _add_import_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("editor", help="an editor that is trained, by name or as package.module:Class")
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--weights",
+        required=True,
+        help="mend: a safetensors file with the names of MEND's release; serac: a folder with the folders classifier "
+        "and counterfactual, as save_pretrained writes them",
+    )
+    parser.add_argument("--settings", help=f"settings of the editor under which they were trained: {SETTINGS_SYNTAX}")
+    parser.add_argument("--out", required=True, help="new folder of the artifact")
+
+
+def _import(args: argparse.Namespace) -> int:
+    from edit_hooks.base.registry import editor_class
+    from edit_hooks.training.find import trainer_class
+    from edit_hooks.training.importing import check_import, import_artifact
+    from edit_hooks.training.settings import resolve_settings
+    from edit_hooks.utils.options import parse_editor_args
+
+    editor = editor_class(args.editor)
+    trainer, settings = trainer_class(editor), parse_editor_args(args.settings)
+    check_import(args.weights, args.out)
+    lm = load_model(args)
+    resolve_settings(trainer.config_class, editor, lm.outline, settings)  # before the weights of the model are loaded
+    out = import_artifact(args.editor, lm.model, lm.tokenizer, args.weights, args.out, settings, str(lm.pretrained))
+    _say_use(args.editor, str(out))
+    return 0
+
+
+def _say_use(editor: str, out: str) -> None:
+    use = quote(f"editor={editor},editor_args=artifact:{out}")
+    say(f"use it: lm_eval --model edited_hf --model_args {use} ...")
+
+
 VERBS: dict[str, Verb] = {
+    "import": Verb(
+        "bring what an editor learns for a model (mend, serac) here from elsewhere", _add_import_arguments, _import
+    ),
     "train": Verb(
         "train what an editor learns for a model (mend, serac), or resume the training", _add_arguments, _train
     ),

@@ -31,6 +31,7 @@ FOLDERS = {
     "export": ["export", "{input}", "--format", "peft", "--out"],
     "train mend": ["train", "mend", "--edits", "{input}", "--out"],
     "train serac": ["train", "serac", "--edits", "{input}", "--out"],
+    "import": ["import", "mend", "--weights", "{input}", "--out"],
     "stats": ["stats", "--layers", "1", "--folder"],
 }
 Run = Callable[..., str]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import lm_eval
 import pytest
@@ -68,6 +69,35 @@ def test_serac_is_trained_and_used_by_lm_eval(tmp_path, capsys):
     assert main([*make, "--store", "off", "--edits", str(edits), "--out", str(tmp_path / "e")]) == 0
     (file,) = (tmp_path / "e").glob("*.safetensors")
     assert Delta.load(file).contexts[0].memory.artifact == str(out)
+
+
+def test_weights_from_elsewhere_are_imported_and_used(tmp_path, capsys):
+    path, out = str(save_tiny(tmp_path, "llama", max_position_embeddings=512)), tmp_path / "serac"
+    weights = tmp_path / "weights"
+    save_encoder(weights / "classifier")
+    small = save_tiny(tmp_path / "small", "llama", max_position_embeddings=512, seed=7)
+    shutil.copytree(small, weights / "counterfactual")
+    command = ["import", "serac", "--pretrained", path, "--device", "cpu", "--weights", str(weights)]
+    assert main([*command, "--settings", "scope_texts:prompts", "--out", str(out)]) == 0
+    assert f"editor=serac,editor_args=artifact:{out}" in capsys.readouterr().out
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["model_name"] == path and manifest["imported"]["weights"] == "weights"
+    make = ["edit", "--pretrained", path, "--device", "cpu", "--editor", "serac", "--editor-args", f"artifact:{out}"]
+    edits = tmp_path / "edits.jsonl"
+    edits.write_text(json.dumps(REQUESTS[0]))
+    assert main([*make, "--store", "off", "--edits", str(edits), "--out", str(tmp_path / "e")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [("nowhere", "nowhere"), ("empty", "has no safetensors file"), ("text.safetensors", "cannot be read")],
+)
+def test_weights_are_checked_before_a_model_is_loaded(weights, message, tmp_path, monkeypatch, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.safetensors").write_text("no tensors")
+    monkeypatch.setattr("lm_edit.cli.training.load_model", lambda args: pytest.fail("the model is loaded"))
+    assert main(["import", "mend", "--weights", str(tmp_path / weights), "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
 
 
 EDITS = ["--edits", "bake", "--data", "mini", "--num-edits", "12"]
