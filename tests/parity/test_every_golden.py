@@ -12,19 +12,25 @@ from golden_models import drawn_normal, golden_weights, unpack_golden_model
 from paths import GOLDEN, TESTS, UNPACKED_GOLDEN
 from safetensors.torch import load_file
 
-METHODS = ("bird", "emmet", "melo", "pmet", "simie", "ultraedit")
+METHODS = ("bird", "defer", "emmet", "melo", "pmet", "simie", "ultraedit")
 # Method -> runs on tiny-gpt2 and on tiny-llama.
 NUM_PACKED = {
     "alphaedit": (6, 6),
     "bird": (12, 12),
+    "causal-trace": (4, 0),
+    "defer": (4, 4),
     "emmet": (8, 8),
+    "evk-align": (2, 1),
     "ft-l": (6, 6),
     "ft-m": (3, 4),
-    "grace": (4, 4),
-    "kn": (3, 3),
+    "grace": (8, 8),
+    "ike": (2, 0),
+    "kn": (7, 7),
+    "lora": (6, 8),
     "melo": (3, 3),
     "memit": (7, 7),
     "mend": (7, 7),
+    "mend-import": (4, 4),
     "p-rome": (6, 6),
     "pmet": (8, 8),
     "prune": (2, 2),
@@ -32,11 +38,12 @@ NUM_PACKED = {
     "rect": (6, 6),
     "rome": (6, 6),
     "serac": (5, 0),
+    "serac-import": (1, 1),
     "simie": (3, 5),
     "ultraedit": (4, 4),
-    "wise": (2, 3),
+    "wise": (4, 5),
 }
-SHARED = {"null_dims", "network"}  # entries that are no runs
+SHARED = {"null_dims", "network", "pool"}  # entries that are no runs
 NUM_PACKED_GEMMA = {"memit": 1, "rome": 3}
 needs_unpacked = pytest.mark.skipif(not UNPACKED_GOLDEN.is_dir(), reason=f"no unpacked runs in {UNPACKED_GOLDEN}")
 
@@ -51,9 +58,7 @@ def test_no_packed_run_is_lost():
     }
     wanted |= {(method, "gemma3-270m"): count for method, count in NUM_PACKED_GEMMA.items()}
     packed = {
-        (path.parent.name, path.stem): len(
-            golden_json(f"{path.parent.name}/{path.stem}").keys() - {"null_dims", "network"}
-        )
+        (path.parent.name, path.stem): len(golden_json(f"{path.parent.name}/{path.stem}").keys() - SHARED)
         for path in GOLDEN.glob("*/*.json")
     }
     assert packed == wanted

@@ -1,6 +1,7 @@
-"""DEFER against a plain loop: modules of its own, whole forward passes, torch's Adam, one edit at a time.
+"""DEFER against a plain loop and against its releases.
 
-No golden numbers: `Adapted` is what the released classes do for one row, with the query token and the threshold given.
+The loop has modules of its own, whole forward passes, torch's Adam, and makes one edit at a time: `Adapted` is what the
+released classes do for one row, with the query token and the threshold given.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from golden_data import golden_case, golden_names, golden_tensors
+from parity import relative_error, token_nll
+from parity_layers import contract
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -164,3 +168,56 @@ def test_the_start_is_drawn_as_torchs_linear(tiny_model):
         assert float(ours.std()) == pytest.approx(float(theirs.std()), rel=0.1)
         assert abs(float(ours.mean())) < 0.1 * width_in**-0.5
     assert not torch.equal(first.weight, other.weight) and not torch.equal(first.weight, again.weight)
+
+
+# ------------------------------------------------------------------ released code
+
+GOLDEN_BOUNDS = {torch.float32: 5e-4, torch.float64: 1e-6}  # of parameters; its float64 loss passes through float32
+LOSS_BOUND, GATE_BOUND, NLL_BOUND = 1e-5, 1e-5, 1e-4
+
+
+def golden_settings(case: dict[str, Any], name: str, model_name: str) -> dict[str, Any]:
+    """Our settings for those of a golden case, with its drawn gate and predictor."""
+    settings, prefix = case["hparams"], f"init.{case['init']}."
+    stored = golden_tensors(f"defer/{model_name}")
+    start = {key.removeprefix(prefix): tensor for key, tensor in stored.items() if key.startswith(prefix)}
+    start["gate_weight"], start["gate_bias"] = start["gate_weight"][0], start["gate_bias"][0]
+    (weight,) = settings["inner_params"]
+    return {
+        "layers": [int(weight.partition("[")[2].partition("]")[0])],
+        "module": "mlp_in" if "c_fc" in weight else "mlp_out",
+        "num_steps": settings["n_iter"],
+        "lr": settings["edit_lr"],
+        "threshold": settings["threshold"],
+        "query_token": "last_text" if name.startswith("easyedit") else "last_prompt",
+        "append_eos": "released" if case["appended_eos_text"] else False,
+        "initial_predictor": start,
+    }
+
+
+@pytest.mark.parametrize(("model_name", "name"), golden_names("defer"))
+def test_defer_gives_the_gate_and_the_predictor_of_the_releases(model_name, name, golden_model):
+    """The GRACE repository with and without its end of the text, and EasyEdit, from the same drawn start."""
+    case, tensors = golden_case("defer", model_name, name)
+    dtype = getattr(torch, case["dtype"])
+    model, tokenizer = golden_model(model_name, dtype)
+    editor = load_editor("defer", golden_settings(case, name, model_name))
+    history: list[Delta] = []
+    for number, step in enumerate(case["steps"]):
+        history += editor.edit(model, tokenizer, [EditRequest(**step["request"])], history=history)
+        losses = [record["loss"] for record in history[-1].diagnostics["losses"]]
+        assert losses == pytest.approx(step["losses"], abs=LOSS_BOUND)
+        assert history[-1].hook_edit is not None
+        for part, ours in history[-1].hook_edit.tensors.items():
+            pairs = zip((".out", ".in"), contract(ours), strict=True) if part == "weight" else [("", ours.reshape(-1))]
+            for side, kept in pairs:
+                error = relative_error(kept, tensors[f"step{number}.{part}{side}"])
+                assert error < GOLDEN_BOUNDS[dtype], f"{part} off by {error:.1e} in step {number}"
+        own = step["after"][number]
+        assert history[-1].diagnostics["gate"] == pytest.approx(own["gate"]["last_prompt"], abs=GATE_BOUND)
+        if name.startswith("easyedit"):  # without a cache, it looks every text up by its own last token
+            continue
+        for after in step["after"]:
+            with edited(model, *history, prompt_lengths=[len(after["prompt_ids"])]):
+                nll = token_nll(model, after["prompt_ids"], after["target_ids"])
+            assert nll.tolist() == pytest.approx(after["nll"], abs=NLL_BOUND)

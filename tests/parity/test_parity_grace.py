@@ -1,6 +1,8 @@
-"""GRACE against EasyEdit's numbers: keys, radii and values of short sequences of edits."""
+"""GRACE against the numbers of EasyEdit and of its own repository: keys, radii and values of short streams of edits."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +14,21 @@ from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.modeling.tokens import split_continuation
 
 MODULES = {"tiny-gpt2": "mlp_in", "tiny-llama": "mlp_out"}
+EASYEDIT = ["single", "conflict", "conflict2", "expand"]
+# A value that starts at a uniform draw, a key that moves half way, and the other replacement rules.
+REPOSITORY = ["cold", "moving-average", "replace-all", "replace-prompt"]
+WIDENED = {"expand", "moving-average"}  # the second edit has the first one's target
+
+
+def start_of(settings: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """The settings of the value's start: the draw of the release where there was one."""
+    if settings["val_init"] == "cold":
+        return {"initial_values": {"values": tensors["initial_value"][None]}}
+    return {"value_init": settings["val_init"]}
 
 
 @pytest.mark.parametrize("engine", ["fast", "reference"])
-@pytest.mark.parametrize("case_name", ["single", "conflict", "conflict2", "expand"])
+@pytest.mark.parametrize("case_name", [*EASYEDIT, *REPOSITORY])
 @pytest.mark.parametrize("model_name", GOLDEN_MODELS)
 def test_sequences_give_the_codebook_of_the_release(model_name, case_name, engine, golden_model):
     """A new key, a far key, a split with another target nearby, and a key widened by the same target.
@@ -34,7 +47,7 @@ def test_sequences_give_the_codebook_of_the_release(model_name, case_name, engin
             "num_steps": settings["n_iter"],
             "lr": settings["edit_lr"],
             "radius": settings["eps"],
-            "value_init": settings["val_init"],
+            **start_of(settings, tensors),
             "replacement": settings["replacement"],
             "expand": settings["eps_expand"],
             "engine": engine,
@@ -61,7 +74,7 @@ def test_sequences_give_the_codebook_of_the_release(model_name, case_name, engin
     assert relative_error(book.tensors["radii"], tensors["epsilons"]) < 1e-5
     assert relative_error(book.tensors["values"], tensors["values"]) < 2e-3
     labels = [split_continuation(tokenizer, r["prompt"], " " + r["target_new"])[1] for r in case["requests"]]
-    assert book.settings["labels"] == (labels if case_name != "expand" else labels[-1:])
+    assert book.settings["labels"] == (labels if case_name not in WIDENED else labels[-1:])
 
 
 @pytest.mark.parametrize("model_name", GOLDEN_MODELS)

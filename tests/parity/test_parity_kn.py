@@ -1,12 +1,13 @@
-"""KN: attributions against EasyEdit's numbers."""
+"""KN against EasyEdit: attributions, whole edits, and units that several prompts share (on GPT-2 EleutherAI's code)."""
 
 from __future__ import annotations
 
 import pytest
-from golden_data import GOLDEN_MODELS, golden_case
+from golden_data import GOLDEN_MODELS, golden_case, golden_names
 from parity import golden_requests, relative_error
+from parity_layers import contract
 
-from edit_hooks import load_editor
+from edit_hooks import EditRequest, load_editor
 
 # EasyEdit puts another context before the later tokens of an answer on each family.
 RELEASED_CONTEXT = {"tiny-gpt2": "prompt", "tiny-llama": "own"}
@@ -36,3 +37,61 @@ def test_attributions_match_the_release(model_name, engine, golden_model):
             tuple(neuron) for neuron in case["coarse_neurons"]
         }
         assert all(border[layer, unit] for layer, unit in different), different
+
+
+@pytest.mark.parametrize(
+    ("model_name", "name"), [(model, name) for model, name in golden_names("kn") if name.startswith("edit-")]
+)
+def test_a_whole_edit_rewrites_the_units_of_the_release(model_name, name, golden_model):
+    """The rows of units where the new answer has one token.
+
+    With several, EasyEdit decodes every greedy token of the old answer and encodes the text again, which gives other
+    tokens on a random model (pieces of bytes).
+    """
+    case, tensors = golden_case("kn", model_name, name)
+    model, tokenizer = golden_model(model_name)
+    settings = {
+        "layers": list(range(4)),
+        "num_steps": case["steps"],
+        "threshold": case["threshold"],
+        "answer_context": RELEASED_CONTEXT[model_name],
+        "factors": "easyedit",
+    }
+    target_new, target_true = case["target_new"].strip(), case["ground_truth"].strip()
+    request = EditRequest(prompt=case["prompt"], target_new=target_new, target_true=target_true)
+    (delta,) = load_editor("kn", settings).edit(model, tokenizer, [request])
+    assert sorted(delta.diagnostics["neurons"]) == case["neurons"]
+    if len(tokenizer(case["target_new"])["input_ids"]) > 1:
+        return
+    for weight, update in delta.weights().items():
+        rows = update if model_name == "tiny-gpt2" else update.T
+        units = [unit for layer, unit in case["neurons"] if f".{layer}." in weight]
+        for side, ours in zip(("out", "in"), contract(rows[units]), strict=True):
+            assert relative_error(ours, tensors[f"rows.{weight}.{side}"]) < 1e-5, weight
+
+
+@pytest.mark.parametrize("share", ["0.3", "0.5", "0.7"])
+@pytest.mark.parametrize(
+    ("model_name", "name"), [(model, name) for model, name in golden_names("kn") if name.startswith("refine-")]
+)
+def test_units_of_several_prompts_are_those_of_the_release(model_name, name, share, golden_model):
+    """Those above 0.3 of the largest score for more than a share of four prompts, which may be none."""
+    case, tensors = golden_case("kn", model_name, name)
+    model, tokenizer = golden_model(model_name)
+    first, *further = case["prompts"]
+    settings = {
+        "layers": list(range(4)),
+        "num_steps": case["steps"],
+        "threshold": case["coarse_adaptive_threshold"],
+        "answer_context": "own",
+        "sharing": float(share),
+        "paraphrases": {first: further},
+        "keep_intermediates": True,
+    }
+    request = EditRequest(prompt=first, target_new="English", target_true=case["ground_truth"].strip())
+    editor, wanted = load_editor("kn", settings), case["refined_by_p"][share]
+    (delta,) = editor.edit(model, tokenizer, [request])
+    assert sorted(delta.diagnostics["neurons"]) == wanted
+    for number, scores in enumerate(delta.intermediates["attributions"]):
+        for side, ours in zip(("out", "in"), contract(scores), strict=True):
+            assert relative_error(ours, tensors[f"scores{number}.{side}"]) < 1e-4, number

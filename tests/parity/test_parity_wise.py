@@ -18,6 +18,7 @@ import pytest
 import torch
 from golden_data import GOLDEN_MODELS, golden_case
 from parity import relative_error
+from parity_layers import contract
 from torch import nn
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -41,6 +42,8 @@ def editor_settings(case: dict[str, Any], mask: torch.Tensor) -> dict[str, Any]:
         "norm_constraint": settings["norm_constraint"],
         "save_every": settings["save_freq"],
         "merge_every": settings.get("merge_freq", 2 * settings["save_freq"]),
+        "merge_density": settings.get("densities", 0.53),
+        "retrieve": settings.get("retrieve", True),
         "replay": settings.get("replay", False),
         "context_templates": case["context_templates"],
         "loc_prompts": [case["requests"][0]["loc_prompt"]],
@@ -173,3 +176,28 @@ def test_replay_follows_the_release(golden_model, monkeypatch):
     assert [memory.threshold for memory in bank.stored] == pytest.approx(case["editing_min_act"], rel=1e-4)
     assert [float(memory.change.norm()) for memory in bank.stored] == pytest.approx(case["stored_norms"], rel=1e-4)
     assert float(bank.current.change.norm()) == pytest.approx(case["current_norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["merge-replay-strong-seq012", "merge-seq0123"])
+@pytest.mark.parametrize("model_name", GOLDEN_MODELS)
+def test_memories_are_merged_as_in_the_release(model_name, name, golden_model):
+    """A memory per edit, merged in twos by TIES: a third edit with replay, and a second merge with a merged memory.
+
+    Merged memories to 1e-3 and losses to 5e-3 (a kernel of attention moves them); no replay moves the loss by 20.
+    """
+    case, tensors = golden_case("wise", model_name, name)
+    deltas = released_edits(case, golden_mask(case, tensors), loaded := golden_model(model_name))
+    weight = loaded[0].get_submodule(deltas[0].hook_edit.settings["module"]).weight.detach()
+    for number, (delta, losses, step) in enumerate(zip(deltas, case["losses"], case["steps"], strict=True), start=1):
+        assert [record["loss"] for record in delta.diagnostics["losses"]] == pytest.approx(
+            [record["loss"] for record in losses], abs=5e-3
+        )
+        bank = MemoryBank.from_hook_edit(Delta.summed(deltas[:number]).hook_edit, weight)
+        if step["memory_min_act"]:  # with retrieve: a threshold per memory
+            assert [memory.threshold for memory in bank.stored] == pytest.approx(step["memory_min_act"], rel=1e-3)
+        # a memory that was just merged is no longer there alone
+        name = f"{'merged' if step['merge'] else 'delta'}_after_edit{number}"
+        change = bank.stored[-1].change
+        assert float(change.norm()) == pytest.approx(case["norms"][name], rel=1e-3)
+        for side, ours in zip(("out", "in"), contract(change), strict=True):
+            assert relative_error(ours, tensors[f"{name}.{side}"]) < 1e-3, name
