@@ -13,15 +13,14 @@ from math import ceil, floor
 from pathlib import Path
 from typing import Any
 
-from edit_hooks.request import EditRequest
 from edit_hooks.training.edit_data import EditData, EditExample
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import sha256_of
+from edit_hooks.utils.files import names_file, sha256_of, user_path
 from edit_hooks.utils.hashing import key_of
-from edit_hooks.utils.json_io import read_rows
+from edit_hooks.utils.json_io import JSON_SUFFIXES, read_rows
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.numbers import require_whole
-from lm_eval_tasks.common.records.benchmark import benchmarks_of_record, find_benchmark
+from lm_eval_tasks.common.records.benchmark import load_cases
 from lm_eval_tasks.common.records.cases import Case, LeftOut
 from lm_eval_tasks.common.records.fields import Fields
 from lm_eval_tasks.common.settings import SEPARATOR, Settings
@@ -29,7 +28,7 @@ from lm_eval_tasks.zsre.benchmark import LOCALITY_PREFIX, counterfactual_answer
 
 logger = get_logger("lm_eval.edited_hf")
 
-FIELDS = ("prompt", "subject", "target_new", "paraphrases", "locality", "separator")
+WHAT = "file of training edits"
 
 
 def load_edit_data(
@@ -45,10 +44,9 @@ def load_edit_data(
     A benchmark must not be evaluated on the edits trained on; the report, which goes to the manifest, identifies them.
 
     Args:
-        source: a benchmark, or a JSON or JSONL file. Records of a file hold ``prompt`` (optionally with ``{}`` and
-            ``subject``), ``target_new``, ``paraphrases`` (list of texts) and ``locality`` (list of ``prompt`` and
-            ``answer``), or have the layout of MEND's zsRE files (``src``, ``alt``, ``rephrase``, ``loc``, ``loc_ans``),
-            of which those with an empty ``alt`` are left out as in the benchmark ``zsre``, and counted in the report.
+        source: a benchmark, or a JSON or JSONL file of its records. Of MEND's zsRE files (``src``, ``alt``,
+            ``rephrase``, ``loc``, ``loc_ans``), records with an empty ``alt`` are left out as in the benchmark
+            ``zsre``, and counted in the report.
         settings: for benchmarks: ``data``, ``data_revision``, ``pretrained``; for both: ``separator``, that of records
             without one of their own.
         validation: a file of validation edits; their prompts are not trained on. By default edits of the source are
@@ -109,10 +107,11 @@ def _prompts_to_hold_out(examples: Sequence[EditExample], share: Fraction) -> se
 
 def _read(source: str, settings: Settings) -> tuple[list[EditExample], dict[str, Any]]:
     """The edits of a source and its description for the report."""
-    path = Path(source).expanduser()
-    if path.suffix in (".jsonl", ".json"):
-        return _read_file(path, SEPARATOR.read(settings))
-    loaded = find_benchmark(source, "a JSON or JSONL file").load(settings)
+    if names_file(source) and (path := user_path(source, WHAT)).suffix in JSON_SUFFIXES:
+        rows = read_rows(path, WHAT)
+        if isinstance(rows[0][1], Mapping) and "src" in rows[0][1]:
+            return _read_zsre(path, rows, SEPARATOR.read(settings))
+    loaded = load_cases(source, settings)
     examples = [example for case in loaded.records for example in _to_examples(case)]
     return examples, {"benchmark": source, **loaded.source}
 
@@ -123,12 +122,17 @@ def _content(example: EditExample) -> list[Any]:
     return [example.prompt, example.target, *example.paraphrases, *map(list, example.locality), *own]
 
 
-def _read_file(path: Path, separator: str | None) -> tuple[list[EditExample], dict[str, Any]]:
+def _read_zsre(
+    path: Path, rows: Sequence[tuple[str, Any]], separator: str | None
+) -> tuple[list[EditExample], dict[str, Any]]:
+    """The edits of MEND's zsRE files; those of its training part lack fields that the benchmark needs."""
     examples: list[EditExample] = []
     left_out: Counter[str] = Counter()
-    for where, record in read_rows(path, "file of training edits"):
+    for where, record in rows:
+        if not isinstance(record, Mapping):
+            raise EditingError(f"{where}: an edit is {record!r}; a mapping is needed.")
         try:
-            example = _parse(record, where)
+            example = _parse_zsre(Fields(record, where))
             examples.append(replace(example, separator=separator) if example.separator is None else example)
         except LeftOut as reason:
             left_out[str(reason)] += 1
@@ -151,31 +155,6 @@ def _to_examples(case: Case) -> Iterator[EditExample]:
     )
     for request in case.further_requests:
         yield EditExample(prompt=request.text, target=request.target_new, separator=request.separator)
-
-
-def _parse(record: Any, where: str) -> EditExample:
-    """One record of a file, in either layout."""
-    if not isinstance(record, Mapping):
-        raise EditingError(f"{where}: an edit is {record!r}; a mapping is needed.")
-    fields = Fields(record, where)
-    if "src" in record:
-        return _parse_zsre(fields)
-    if unknown := set(record) - {*FIELDS, "case_id", "target_true", "relation_id"}:
-        raise EditingError(
-            f"{where}: unknown fields {', '.join(map(repr, sorted(unknown)))}. Accepted: {', '.join(FIELDS)}."
-            + "".join(f" Read {name} with --edits {name} --data FILE." for name in benchmarks_of_record(record))
-        )
-    request = EditRequest.from_dict(
-        {name: record[name] for name in record if name not in ("paraphrases", "locality")}, where=where
-    )
-    locality = fields.objects("locality") if "locality" in record else []
-    return EditExample(
-        prompt=request.bare_text,
-        target=request.target_new,
-        paraphrases=tuple(text for text in fields.texts("paraphrases") if text),
-        locality=tuple((item.text("prompt"), item.text("answer")) for item in locality),
-        separator=request.separator,
-    )
 
 
 def _parse_zsre(fields: Fields) -> EditExample:

@@ -16,6 +16,7 @@ from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
 from edit_hooks.utils.files import path_digest, user_path
 from edit_hooks.utils.numbers import FINITE, NON_NEGATIVE, SEED, Range, require_numbers, shorten
+from edit_hooks.utils.released_settings import explain, is_released
 
 FILE_DIGESTS = "file_digests"  # beside the settings in the dictionary of a configuration
 Settings = Mapping[str, Any]  # editor settings by name, before they are checked
@@ -139,6 +140,8 @@ class EditorConfig:
         """
         known = {item.name for item in dataclasses.fields(cls)}
         if unknown := set(mapping) - known:
+            if is_released(mapping):
+                raise EditingError(explain(mapping, known))
             raise unknown_keys_error("editor setting", unknown, known)
         return cls(**mapping)
 

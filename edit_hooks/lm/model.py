@@ -46,7 +46,7 @@ from edit_hooks.lm.loading.devices import describe_devices
 from edit_hooks.lm.loading.hflm import LateLoadingHFLM
 from edit_hooks.lm.loading.recorded_options import absolute_places, recorded_model, recorded_options
 from edit_hooks.lm.loading.versions import installed_versions
-from edit_hooks.lm.options.edit_sources import is_file, read_plan
+from edit_hooks.lm.options.edit_sources import read_plan
 from edit_hooks.lm.options.editing import FROM_PRETRAINED, EditingOptions, check_known_options, take_sets
 from edit_hooks.lm.options.loading import loading_words
 from edit_hooks.lm.options.quantization import QUANTIZATION_OPTIONS, check_quantization
@@ -72,6 +72,7 @@ from edit_hooks.request import EditRequest
 from edit_hooks.store.known_models import record_model
 from edit_hooks.store.store import Store
 from edit_hooks.utils.errors import EditingError, NoUsableRequestError
+from edit_hooks.utils.files import names_file
 from edit_hooks.utils.hashing import code_fingerprint
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.options import settings_file
@@ -494,7 +495,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
 
         The records of the tasks can come from elsewhere (``--metadata``); each task's metadata names their source.
         """
-        if self.options.edits is None or is_file(self.options.edits):
+        if self.options.edits is None or names_file(self.options.edits):
             return None
         sets = ", ".join(f"{name}={value}" for name, value in self._sets.items())
         return self.options.data or sets or ("mini" if self.is_demo else "hub")

@@ -55,30 +55,29 @@ def draw_texts(path: str | os.PathLike[str], count: int, seed: int) -> list[str]
 def _read_texts(file: Path, _modified_ns: int) -> tuple[str, ...]:
     """The texts of a file in its order, cached until its modification time changes."""
     rows = read_rows(file, "file of 'loc_prompts'")
-    texts = [text for text in (_text_of(record) for _, record in rows) if text is not None]
+    by_record = [_texts_of(record) for _, record in rows]
+    texts = [text for of_record in by_record for text in of_record]
     spelled = " or ".join(f"{question!r} and {answer!r}" for question, answer in FIELDS)
     if not texts:
         raise EditingError(
             f"{file} holds {len(rows)} records and no locality question in them; a record needs the texts {spelled}, "
             "as in MEND's zsre_mend_train.json. Or give 'loc_prompts' as a list of texts."
         )
-    if len(texts) < len(rows):
-        log.warning(
-            "%s: %d of %d records have no %s and are left out.", file, len(rows) - len(texts), len(rows), spelled
-        )
+    if without := by_record.count([]):
+        log.warning("%s: %d of %d records have no %s and are left out.", file, without, len(rows), spelled)
     return tuple(texts)
 
 
-def _text_of(record: object) -> str | None:
-    """Question and answer of a record; ``None`` without two texts that a tokenizer can encode."""
+def _texts_of(record: object) -> list[str]:
+    """Questions of a record, each with its answer; none without two texts, or two equal lists of them."""
     if not isinstance(record, Mapping):
-        return None
-    for fields in FIELDS:
-        parts = [record.get(field) for field in fields]
-        if all(isinstance(part, str) and part.strip() for part in parts):
-            text = " ".join(str(part).strip() for part in parts)
-            return text if _is_encodable(text) else None
-    return None
+        return []
+    for names in FIELDS:
+        questions, answers = (value if isinstance(value := record.get(name), list) else [value] for name in names)
+        pairs = list(zip(questions, answers, strict=False)) if len(questions) == len(answers) else []
+        if pairs and all(isinstance(text, str) and text.strip() for pair in pairs for text in pair):
+            return [text for pair in pairs if _is_encodable(text := " ".join(part.strip() for part in pair))]
+    return []
 
 
 def _is_encodable(text: str) -> bool:

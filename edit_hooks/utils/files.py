@@ -238,6 +238,11 @@ def write_atomically(path: Path, text: str) -> None:
 COMPRESSED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstd"}
 
 
+def names_file(source: str) -> bool:
+    """Whether a text names a file, not a benchmark: it has a suffix or a folder."""
+    return Path(source).suffix != "" or len(Path(source).parts) > 1
+
+
 def user_path(path: str | os.PathLike[str], what: str) -> Path:
     """The path that a user gave; ``~`` is expanded.
 

@@ -17,6 +17,7 @@ from typing import Any
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import read_text
 
+JSON_SUFFIXES = (".json", ".jsonl")  # of files of records
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 

@@ -72,7 +72,7 @@ def _run_tasks(args: argparse.Namespace) -> int:
 
 
 def _add_validate_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="benchmark|file", help="a benchmark, or a JSON(L) file of edit requests")
+    parser.add_argument("target", metavar="benchmark|file", help="a benchmark, or a JSON(L) file of facts")
     parser.add_argument("--data", help=f"{DATA_HELP}; default: mini")
 
 
@@ -84,7 +84,7 @@ def _run_validate(args: argparse.Namespace) -> int:
     for location, reason in validation.problems.items():
         say(f"bad: {location}: {' '.join(reason.removeprefix(f'{location}: ').split())}")
     for first, second in validation.repeated:
-        say(f"note: {second} is the same edit as {first}; batch and sequential runs refuse it")
+        say(f"note: {second} is the same edit as {first}; batch and sequential runs make it once")
     num_bad = len(validation.problems)
     say(f"{validation.num_good} good, {num_bad} bad, {len(validation.repeated)} repeated")
     return 1 if validation.problems else 0
@@ -93,7 +93,5 @@ def _run_validate(args: argparse.Namespace) -> int:
 VERBS: dict[str, Verb] = {
     "editors": Verb("list the editors, their capabilities and their settings", _add_editors_arguments, _run_editors),
     "tasks": Verb("list the tasks and groups with a line on each", _add_tasks_arguments, _run_tasks),
-    "validate": Verb(
-        "check the records of a benchmark or a file of edit requests", _add_validate_arguments, _run_validate
-    ),
+    "validate": Verb("check the records of a benchmark or of a file", _add_validate_arguments, _run_validate),
 }

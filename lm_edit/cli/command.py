@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from edit_hooks.store.store import Store
 
 WEIGHTS = ("pretrained", "revision", "dtype")
-DATA_OPTIONS = ("data", "subset", "subset_seed", "separator")  # of add_data_arguments, and of the model class
+# Of add_data_arguments, and of the model class.
+OF_BENCHMARKS = ("data", "subset", "subset_seed", "data_revision")  # not of files of facts
+DATA_OPTIONS = (*OF_BENCHMARKS, "bad_records", "separator")
 DATA_HELP = "origin of the benchmark's records: mini, mini:SET, hub, hub:SET, a file or a folder"
 EDITOR_HELP = "name of the editor, see lm-edit editors"
 MAX_NAMED = 5  # places that are printed for one reason
@@ -115,6 +117,10 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
         "--subset", type=subset_size, help="that many records of the benchmark, in random order; all (default): all"
     )
     parser.add_argument("--subset-seed", type=whole(SEED), help="seed of the subset and of its order (default 0)")
+    parser.add_argument("--data-revision", help="commit, tag or branch of data on the hub")
+    parser.add_argument(
+        "--bad-records", choices=("error", "skip"), help="records that cannot be used: error (default) or skip"
+    )
     parser.add_argument(
         "--separator",
         help="between prompt and target of records without one of their own: auto (by script), space, empty, newline",
@@ -176,26 +182,28 @@ def data_settings(args: argparse.Namespace) -> dict[str, object]:
     """Settings of a benchmark's records: the options of :func:`add_data_arguments`; the model decides on the default.
 
     Raises:
-        EditingError: for a subset of a file of requests, which is read as a whole.
+        EditingError: as :func:`check_data_options`.
     """
-    check_subset(args)
+    check_data_options(args)
     place = {"data": args.data} if args.data else {"pretrained": args.pretrained}
     chosen = {name: getattr(args, name) for name in DATA_OPTIONS[1:]}
     return {**place, **{name: value for name, value in chosen.items() if value is not None}}
 
 
-def check_subset(args: argparse.Namespace) -> None:
-    """Refuse a subset where ``--edits`` is a file.
+def check_data_options(args: argparse.Namespace) -> None:
+    """Refuse data of another benchmark, and options for a benchmark where ``--edits`` is a file.
 
     Raises:
         EditingError: as described.
     """
-    from edit_hooks.lm.options.edit_sources import is_file
+    from edit_hooks.utils.files import names_file
+    from lm_eval_tasks.common.records.benchmark import check_data
 
-    if is_file(args.edits) and (args.subset is not None or args.subset_seed is not None):
-        raise EditingError(
-            f"--subset and --subset-seed choose records of a benchmark; {args.edits} is a file. Drop them."
-        )
+    if not names_file(args.edits):
+        check_data(args.edits, args.data)
+    elif given := [name for name in OF_BENCHMARKS if getattr(args, name) is not None]:
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise EditingError(f"{options}: for the records of a benchmark, but --edits {args.edits} is a file. Drop it.")
 
 
 def load_model(args: argparse.Namespace) -> EditedHFLM:

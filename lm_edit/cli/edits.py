@@ -18,7 +18,7 @@ from lm_edit.cli.command import (
     Verb,
     add_data_arguments,
     add_model_arguments,
-    check_subset,
+    check_data_options,
     loading_options,
     loading_words,
     model_options,
@@ -42,7 +42,7 @@ def _add_edit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--editor-args", help=f"settings of the editor: {SETTINGS_SYNTAX}")
     parser.add_argument("--edit-context", help="text in which edits are made: bare (default), qa or chat")
     parser.add_argument("--seed", type=whole(SEED), help="seed of the editor")
-    parser.add_argument("--edits", required=True, help="a benchmark, or a JSON(L) file of edit requests")
+    parser.add_argument("--edits", required=True, help="a benchmark, or a JSON(L) file of facts")
     add_data_arguments(parser)
     parser.add_argument("--num-edits", type=whole(), help="use the first edits only; default: all")
     grouping = parser.add_mutually_exclusive_group()
@@ -56,7 +56,7 @@ def _add_edit_arguments(parser: argparse.ArgumentParser) -> None:
 def _run_edit(args: argparse.Namespace) -> int:
     if args.edit_batch_size is not None and not args.sequential:
         raise EditingError("--edit-batch-size sets the size of a stream's steps; add --sequential or drop it.")
-    check_subset(args)
+    check_data_options(args)
     from lm_edit.edits import make_edits
 
     result = make_edits(

@@ -27,12 +27,13 @@ from lm_edit.cli.command import (
 if TYPE_CHECKING:
     from edit_hooks.locate.causal_trace import Trace
 
+FACTS_HELP = "facts: a benchmark, or a JSON(L) file of facts, or of known ones as ROME's known_1000.json"
 PRINTED_GROUPS = ("subject_last", "last")  # --out has all token groups
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--edits", required=True, help="facts: a benchmark, or a JSON(L) file of edit requests")
+    parser.add_argument("--edits", required=True, help=FACTS_HELP)
     add_data_arguments(parser)
     parser.add_argument("--num-edits", type=whole(), help="use the first facts only; default: all")
     parser.add_argument(
@@ -60,12 +61,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from edit_hooks.lm.options.edit_sources import load_edits
     from edit_hooks.locate.causal_trace import TraceSettings, trace_facts
     from edit_hooks.modeling.tensors import require_tensors
     from edit_hooks.request import require_subjects
     from lm_edit.figures.causal_trace import plot_trace
     from lm_edit.figures.output import check_output
+    from lm_edit.traced_facts import load_facts
 
     check_output_files(args, "out", "plot", inputs=[args.edits, args.data, args.pretrained, args.noise_file])
     if args.plot:
@@ -73,7 +74,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.noise_file:
         require_tensors(args.noise_file, "file of --noise-file")
     settings = TraceSettings(args.samples, args.noise, args.seed, args.window, args.answer, args.max_tokens)
-    requests = load_edits(args.edits, data_settings(args), args.num_edits)
+    requests = load_facts(args.edits, data_settings(args), args.num_edits)
     require_subjects(requests, "trace")
     store, lm = open_store(args.store), load_model(args)
     trace = trace_facts(lm.model, lm.tokenizer, requests, settings, noise=args.noise_file, store=store)

@@ -25,7 +25,7 @@ from lm_edit.cli.command import (
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("editor", help="an editor that is trained, by name or as package.module:Class")
     add_model_arguments(parser)
-    parser.add_argument("--edits", required=True, help="training edits: a benchmark, or a JSON(L) file")
+    parser.add_argument("--edits", required=True, help="training edits: a benchmark, or a JSON(L) file of facts")
     add_data_arguments(parser)
     parser.add_argument("--validation", help="file of validation edits; default: hold out some training edits")
     parser.add_argument(

@@ -51,7 +51,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="seed of the editor, unless --editor-args has one, and of the choice of candidates",
     )
-    parser.add_argument("--edits", required=True, help="held-out facts: a benchmark, or a JSON(L) file of cases")
+    parser.add_argument("--edits", required=True, help="held-out facts: a benchmark, or a JSON(L) file of facts")
     add_data_arguments(parser)
     parser.add_argument("--num-edits", type=whole(), default=16, help="number of facts (default 16)")
     parser.add_argument("--skip", type=whole(NON_NEGATIVE), default=0, help="skip this many facts at the beginning")
@@ -136,10 +136,10 @@ def _model_text(args: argparse.Namespace, lm: EditedHFLM) -> str:
 
 def _source(args: argparse.Namespace) -> str:
     """The source of the facts, with the options that choose its records and their order."""
-    from edit_hooks.lm.options.edit_sources import is_file
+    from edit_hooks.utils.files import names_file
     from lm_eval_tasks.common.records.dataset import choose_data
 
-    if is_file(args.edits):
+    if names_file(args.edits):
         return str(args.edits)
     settings = data_settings(args)
     is_shuffled = args.subset is not None or args.subset_seed is not None

@@ -208,7 +208,7 @@ def check_search(
     if not any(case.neighbors for case in cases):
         raise EditingError(
             "no case has questions about other facts (neighbors); a search on efficacy alone favors edits that "
-            "overwrite all. Use a benchmark, or add neighbors to the file."
+            "overwrite all. Use a benchmark, or add 'locality_prompt' and 'locality_ground_truth' to the records."
         )
     if editor_type.needs_subject:
         require_subjects([case.request for case in cases], editor)

@@ -171,4 +171,4 @@ def test_verbs_take_the_same_subset(tiny_path: Callable[..., Path], tmp_path: Pa
 @pytest.mark.parametrize("verb", REST)
 def test_a_file_of_requests_has_no_subset(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, *REST[verb], "--edits", "requests.jsonl", "--subset-seed", "1"]) == 2
-    assert "choose records of a benchmark; requests.jsonl is a file" in capsys.readouterr().err
+    assert "for the records of a benchmark, but --edits requests.jsonl is a file" in capsys.readouterr().err

@@ -104,9 +104,12 @@ def test_published_files_and_samples_have_no_unknown_field(name: str, file: str)
 
 def test_a_misspelled_field_of_a_tuning_case_is_an_error(tmp_path: Path) -> None:
     case = {
-        "request": {"prompt": "{} is in", "subject": "Velm", "target_new": "Karsk"},
-        "paraphrase": ["Velm lies in"],
-        "neighbors": [{"prompt": "Ulm is in", "answer": "Germany"}],
+        "prompt": "{} is in",
+        "subject": "Velm",
+        "target_new": "Karsk",
+        "rephrase_promt": ["Velm lies in"],
+        "locality_prompt": "Ulm is in",
+        "locality_ground_truth": "Germany",
     }
-    with pytest.raises(EditingError, match=r"'paraphrase'. Did you mean 'paraphrases'"):
+    with pytest.raises(EditingError, match=r"'rephrase_promt' is not known. Did you mean 'rephrase_prompt'"):
         load_cases(str(write_jsonl(tmp_path / "cases.jsonl", [case])), {})

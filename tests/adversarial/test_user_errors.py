@@ -256,7 +256,7 @@ def test_model_options(harness: Run, arguments: str, expected: str) -> None:
         ({"data": "gz.jsonl"}, "compressed (gzip)"),
         ({"data": "csv.json"}, "not valid JSON"),
         ({"data": "duplicate.jsonl"}, "occurs twice"),
-        ({"data": "request.jsonl"}, "'requested_rewrite.target_new.str' is missing"),
+        ({"data": "request.jsonl"}, "it is a record of CounterFact (flat), not of BAKE-Q&J"),
         ({"data": "numbers.jsonl", "bad_records": "skip"}, "an object is needed"),
         ({"data": "hub"}, "Use data=mini"),
         ({"bad_records": "ignore"}, "Accepted: error, skip"),
@@ -322,8 +322,8 @@ VERBS = """
 editors rom | Did you mean 'rome'
 editors a:b | there is no module 'a'
 validate bakee | Did you mean 'bake'
-validate nowhere.jsonl | there is no file
-validate pipe.jsonl | there is no file
+validate nowhere.jsonl | there is no such file
+validate pipe.jsonl | it is a pipe or a device
 validate csv.json | not valid JSON
 validate deep.jsonl | nested too deeply
 validate big.jsonl | too many digits
@@ -378,7 +378,8 @@ tune --editor rome --edits bake --data BAKE --num-edits 2 --vary lr=[;2 MODEL | 
 tune --editor rome --edits bake --data BAKE --num-edits 2 --vary lrr=1;2 MODEL | Did you mean 'lr'
 tune --editor rome --edits bake --data BAKE --num-edits 2 --out full MODEL | is a folder
 tune --editor rome --edits bake --data BAKE --num-edits 2 --store a_file MODEL | a_file is a file
-tune --editor rome --edits request.jsonl MODEL | a case to tune on
+tune --editor rome --edits request.jsonl MODEL | has 1 facts after --skip 0
+tune --editor rome --edits request.jsonl --num-edits 1 MODEL | add 'locality_prompt' and 'locality_ground_truth'
 train mend --edits nowhere.jsonl --out o MODEL | no such file
 train mend --edits request.jsonl --out o MODEL | add edits
 train mend --edits bake --data BAKE --out a_file MODEL | a_file is not a folder

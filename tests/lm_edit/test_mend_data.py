@@ -16,8 +16,8 @@ from lm_eval_tasks.common.records.benchmark import find_benchmark
 def test_data_from_files_of_both_layouts_and_from_benchmarks(tmp_path):
     ours = tmp_path / "ours.jsonl"
     lines = [
-        {"prompt": "{} lies in", "subject": "Velm", "target_new": "Rome", "paraphrases": ["Velm is in"]},
-        {"prompt": "a b", "target_new": "c", "locality": [{"prompt": "d", "answer": "e"}]},
+        {"prompt": "{} lies in", "subject": "Velm", "target_new": "Rome", "rephrase_prompt": ["Velm is in"]},
+        {"prompt": "a b", "target_new": "c", "locality_prompt": "d", "locality_ground_truth": "e"},
         {"prompt": "x y", "target_new": "z"},
     ]
     ours.write_text("\n".join(map(json.dumps, lines)))
@@ -43,7 +43,7 @@ def test_bad_data_is_named(tmp_path):
     bad = tmp_path / "bad.jsonl"
     for record, message in (
         ({"prompt": "a"}, "target_new"),
-        ({"prompt": "a", "target_new": "b", "locallity": []}, "locallity"),
+        ({"prompt": "a", "target_new": "b", "locality_promt": "c"}, "Did you mean 'locality_prompt'"),
     ):
         bad.write_text("\n".join([json.dumps({"prompt": "a", "target_new": "b"}), json.dumps(record)]))
         with pytest.raises(EditingError, match=message):
@@ -85,7 +85,7 @@ def test_all_edits_of_a_case_are_used_each_distinct_one_on_one_side(tmp_path):
     assert len(used) == len(set(used)) and set(used) == set(edits)
     assert len(edits) > len(cases) and data.report.get("repeated", 0) == len(edits) - len(used)
     file = tmp_path / "edits.json"
-    again = {**facts(3)[2], "paraphrases": ["Thus"]}
+    again = {**facts(3)[2], "rephrase_prompt": ["Thus"]}
     file.write_text(json.dumps([*facts(3), facts(1)[0], again]))
     data = load_edit_data(str(file), {}, validation_share=1 / 3)
     assert [example.paraphrases for example in data.validation] == [(), ("Thus",)]
@@ -132,10 +132,9 @@ def test_a_source_too_small_for_the_share_names_one_that_fits(tmp_path):
         load_edit_data(str(file), {})
 
 
-def test_a_file_of_a_benchmark_names_the_command_that_reads_it(tmp_path):
-    with pytest.raises(EditingError) as error:
-        load_edit_data(str(RECORDS / "counterfact_flat.jsonl"), {})
-    assert "unknown fields 'ground_truth', 'locality_ground_truth', 'locality_prompt'" in str(error.value)
-    assert "Read counterfact_flat with --edits counterfact_flat --data FILE." in str(error.value)
-    assert str(error.value).count("--edits") == 1
-    load_edit_data("counterfact_flat", {"data": str(RECORDS / "counterfact_flat.jsonl")}, validation_share=0.5)
+def test_a_file_of_a_benchmarks_records_gives_its_edits():
+    file = str(RECORDS / "counterfact_flat.jsonl")
+    ours = load_edit_data(file, {}, validation_share=0.5)
+    named = load_edit_data("counterfact_flat", {"data": file}, validation_share=0.5)
+    assert (ours.train, ours.validation) == (named.train, named.validation)
+    assert ours.report["benchmark"] == "counterfact_flat"

@@ -40,7 +40,11 @@ def test_bad_and_repeated_requests_of_a_file_are_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "message"), [("bakee", "Did you mean 'bake'.*use --data"), ("absent.jsonl", "there is no file absent")]
+    ("target", "message"),
+    [
+        ("bakee", "Did you mean 'bake'.*use --data"),
+        ("absent.jsonl", "absent.jsonl cannot be read: there is no such file"),
+    ],
 )
 def test_unknown_targets_are_errors(target: str, message: str) -> None:
     with pytest.raises(EditingError, match=message):

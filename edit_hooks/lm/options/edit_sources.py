@@ -1,15 +1,15 @@
 """Edits of batch and sequential runs.
 
-``edits=`` names a benchmark, or a JSON or JSONL file of edit requests.
+``edits=`` names a benchmark, or a JSON or JSONL file of edit requests or of a benchmark's records.
 
-Benchmarks belong to a package above this one, which registers a function ``(name, settings) -> EditedCases`` as the
-entry point ``benchmarks`` of the group :data:`ENTRY_POINTS`.
+Benchmarks belong to a package above this one, which registers a function ``(name or file, settings) -> EditedCases`` as
+the entry point ``benchmarks`` of the group :data:`ENTRY_POINTS`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import fields
 from typing import Any
 
 from edit_hooks.base.editor import Editor
@@ -18,8 +18,8 @@ from edit_hooks.lm.options.plan import EditPlan, chunked
 from edit_hooks.prompt_context import AUTO, read_separator
 from edit_hooks.request import EditedCases, EditRequest, RequestGroup, describe_texts, with_separator
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import sha256_of, user_path
-from edit_hooks.utils.json_io import read_rows
+from edit_hooks.utils.files import names_file, sha256_of, user_path
+from edit_hooks.utils.json_io import JSON_SUFFIXES, read_rows
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.numbers import require_whole
 from edit_hooks.utils.options import parse_checkpoints
@@ -73,16 +73,16 @@ def read_edited_cases(source: str, settings: Mapping[str, Any], num_cases: int |
     Cases may share edits. With them comes where they were read, and the SHA-256 of the whole file.
 
     Args:
-        source: name of the benchmark, or path of the file, each of whose records is a case with one edit.
+        source: name of the benchmark, or path of the file. Each of its edit requests is a case; records of a benchmark
+            are recognized by their fields.
         settings: for benchmarks: ``data``, ``data_revision``, ``bad_records``, ``subset``, ``subset_seed``,
             ``pretrained``, and the sets of a benchmark, as ``qaedit_set``; for both: ``separator``.
 
     Raises:
         EditingError: for an unknown source, malformed lines, and too few cases.
     """
-    if is_file(source):
-        path = user_path(source, "file of edit requests")
-        rows = read_rows(path, "file of edit requests")
+    if (rows := read_requests(source)) is not None:
+        path = user_path(source, "file of edits")
         separator = read_separator(settings.get("separator", AUTO))
         requests = [with_separator(EditRequest.from_dict(row, where=where), separator) for where, row in rows]
         cases: list[RequestGroup] = [(request,) for request in requests]
@@ -138,13 +138,21 @@ def _warn_of_conflicts(source: str, cases: Sequence[RequestGroup]) -> None:
         )
 
 
-def is_file(source: str) -> bool:
-    """Whether ``edits=source`` names a file of edit requests, not a benchmark."""
-    return Path(source).suffix in (".jsonl", ".json")
+def read_requests(source: str) -> list[tuple[str, Any]] | None:
+    """The rows of a file of edit requests, each after its location; ``None`` for other files and for a benchmark.
+
+    Raises:
+        EditingError: for a file that cannot be read or is malformed.
+    """
+    if not names_file(source) or (path := user_path(source, "file of edits")).suffix not in JSON_SUFFIXES:
+        return None
+    rows = read_rows(path, "file of edits")
+    known = {field.name for field in fields(EditRequest)}
+    return rows if all(known.issuperset(row) for _, row in rows if isinstance(row, Mapping)) else None
 
 
 def _from_benchmark(name: str, settings: Mapping[str, Any]) -> EditedCases:
-    """The edits of each case of a benchmark, from the registered function."""
+    """The edits of each case of a benchmark, or of a file of its records, from the registered function."""
     entry = registered(ENTRY_POINTS).get("benchmarks")
     if entry is None:
         raise EditingError(

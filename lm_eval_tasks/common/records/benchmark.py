@@ -10,13 +10,14 @@ import functools
 import importlib.util
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from edit_hooks.prompt_context import require_separator, separator_name
 from edit_hooks.request import EditedCases, describe_texts
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
-from edit_hooks.utils.files import user_path
+from edit_hooks.utils.files import names_file, user_path
+from edit_hooks.utils.json_io import read_rows
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.plugins import import_object, registered
 from lm_eval_tasks.common.records.cases import Case, with_separator
@@ -31,8 +32,10 @@ from lm_eval_tasks.common.records.dataset import (
     with_set,
 )
 from lm_eval_tasks.common.records.fields import Fields
-from lm_eval_tasks.common.records.layouts import Layout, accepts
+from lm_eval_tasks.common.records.foreign import refuse_other_formats
+from lm_eval_tasks.common.records.layouts import Layout, accepts, read_on
 from lm_eval_tasks.common.settings import (
+    BAD_RECORDS,
     COMMON_SETTINGS,
     DATA_REVISION,
     SCORE_UNEDITED_CASES,
@@ -48,6 +51,9 @@ from lm_eval_tasks.folder import TASKS_DIR, package_path
 logger = get_logger("lm_eval.editing_tasks")
 
 ENTRY_POINTS = "lm_eval_editing.benchmarks"
+OWN_FACTS = "counterfact_flat"  # the benchmark whose layout users write
+FACTS = "a JSON or JSONL file of facts"
+OF_FILES = (BAD_RECORDS.name, SEPARATOR.name)  # settings that have a meaning for any file of records
 
 CaseT = TypeVar("CaseT", bound=Case)
 
@@ -103,7 +109,14 @@ class Benchmark(Generic[CaseT]):
 
         For settings and errors see :func:`~lm_eval_tasks.common.records.dataset.load_records`.
         """
-        loaded = load_records(self.source, self.data_settings(settings), self.layout, all_layouts, self.join)
+        return self._load(self.data_settings(settings))
+
+    def load_file(self, path: str, settings: Settings) -> Loaded[CaseT]:
+        """As :meth:`load`, of a file whose name says nothing about its benchmark."""
+        return self._load({**settings, "data": path})
+
+    def _load(self, settings: Settings) -> Loaded[CaseT]:
+        loaded = load_records(self.source, settings, self.layout, all_layouts, self.join)
         chosen = SEPARATOR.read(settings)
         separator = self.separator if chosen is None else chosen
         loaded.records[:] = [with_separator(case, separator) for case in loaded.records]
@@ -144,25 +157,41 @@ def without_foreign_data(settings: Settings, source: Source) -> Settings:
     With tasks of two benchmarks, ``data=QAEdit.json`` gives QAEdit its file. The other benchmark uses its default.
     """
     data = choose_data(settings)
+    if (owner := _foreign_owner(data, source)) is None:
+        return settings
+    title = owner.source.title
+    if chosen := named_set(data):
+        origin, _ = chosen
+        logger.warning("data=%s is a set of %s; %s uses data=%s.", data, title, source.title, origin)
+        return {**_without(settings, DATA_REVISION.name), "data": origin}
+    rest = _without(settings, "data")
+    logger.warning("data=%s is the file of %s; %s uses data=%s.", data, title, source.title, choose_data(rest))
+    return rest
+
+
+def check_data(name: str, data: str | None) -> None:
+    """Refuse the file or set of another benchmark, where no task could read it.
+
+    Raises:
+        EditingError: names that benchmark.
+    """
+    source = find_benchmark(name, FACTS).source
+    if data is not None and (owner := _foreign_owner(data, source)):
+        raise EditingError(
+            f"data={data} is that of {owner.source.title}, not of {source.title}. Name {owner.name} in place of {name}."
+        )
+
+
+def _foreign_owner(data: str, source: Source) -> Benchmark[Any] | None:
+    """The benchmark of another source that a set or the published name of a file belongs to."""
+    others = all_benchmarks().values()
     if (chosen := named_set(data)) and chosen[1] not in source.named_sets(chosen[0]):
         origin, name = chosen
-        for other in all_benchmarks().values():
-            if name in other.source.named_sets(origin):
-                title = other.source.title
-                logger.warning("data=%s is a set of %s; %s uses data=%s.", data, title, source.title, origin)
-                return {**_without(settings, DATA_REVISION.name), "data": origin}
+        return next((other for other in others if name in other.source.named_sets(origin)), None)
     path = user_path(data, "data")
     if data in (MINI, HUB) or path.name in source.files or not path.is_file():
-        return settings
-    for other in all_benchmarks().values():
-        if path.name in other.source.files:
-            rest = _without(settings, "data")
-            default = choose_data(rest)
-            logger.warning(
-                "data=%s is the file of %s; %s uses data=%s.", path, other.source.title, source.title, default
-            )
-            return rest
-    return settings
+        return None
+    return next((other for other in others if path.name in other.source.files), None)
 
 
 def _without(settings: Settings, name: str) -> Settings:
@@ -205,16 +234,62 @@ def load_edit_requests(name: str, settings: Settings) -> EditedCases:
 
     Registered as the edit source of ``edited_hf`` (``edits=<name>``).
 
+    Args:
+        name: of a benchmark, or a file of records, whose fields name their benchmark.
+
     Raises:
         EditingError: for an unknown benchmark, for data that cannot be read, and as :meth:`Benchmark.check_settings`.
     """
-    benchmark = find_benchmark(name, "a JSON or JSONL file of edit requests")
+    loaded = load_cases(name, settings)
+    return EditedCases([case.requests for case in loaded.records], loaded.source)
+
+
+def load_cases(source: str, settings: Settings) -> Loaded[Any]:
+    """The cases of a benchmark, or of a file of records.
+
+    Raises:
+        EditingError: as :func:`load_edit_requests`.
+    """
+    if names_file(source):
+        return load_file(source, settings)
+    benchmark = find_benchmark(source, FACTS)
     benchmark.check_settings(settings)
     sets = [f"{known.name}{SET_SUFFIX}" for known in all_benchmarks().values() if known.source.sets]
     if unknown := {key for key in settings if key.endswith(SET_SUFFIX)} - set(sets):
         raise unknown_keys_error("setting", unknown, dict.fromkeys(sets))
-    loaded = benchmark.load(settings)
-    return EditedCases([case.requests for case in loaded.records], loaded.source)
+    return benchmark.load(settings)
+
+
+def load_file(source: str, settings: Settings) -> Loaded[Any]:
+    """The cases of a file of records, of whatever benchmark; the settings that count are :data:`OF_FILES`.
+
+    Raises:
+        EditingError: as :func:`benchmark_of_file`, and for records that cannot be used.
+    """
+    benchmark = benchmark_of_file(source)
+    chosen = {name: settings[name] for name in OF_FILES if name in settings}
+    loaded = benchmark.load_file(source, chosen)
+    return replace(loaded, source={"benchmark": benchmark.name, **loaded.source})
+
+
+def benchmark_of_file(source: str) -> Benchmark[Any]:
+    """The benchmark that reads most of the fields of a file's first record; of several, that of own facts.
+
+    Raises:
+        EditingError: for a file that is no file of records, and for records that several benchmarks edit in their way.
+    """
+    path = user_path(source, "file of facts")
+    refuse_other_formats(path)
+    first = next((record for _, record in read_rows(path, "file of facts") if isinstance(record, Mapping)), {})
+    names = benchmarks_of_record(first)
+    if OWN_FACTS in names:
+        return find_benchmark(OWN_FACTS)
+    if len(names) > 1:
+        raise EditingError(
+            f"{path} holds records of {' and of '.join(names)}, whose edits differ. Choose one, for example: "
+            f"edits={names[0]},data={path} (lm-edit: --edits {names[0]} --data {path})."
+        )
+    return find_benchmark(names[0])
 
 
 @functools.cache
@@ -252,13 +327,18 @@ def all_layouts() -> Sequence[Layout[object]]:
 
 
 def benchmarks_of_record(record: Mapping[str, Any]) -> list[str]:
-    """Names of the benchmarks whose parser accepts a record and leaves the fewest of its fields unread."""
-    unread: dict[str, int] = {}
+    """Names of the benchmarks whose parser leaves the fewest of a record's fields unread; of these, who accept it.
+
+    A parser that refuses the record counts, too, with the fields behind a missing one: a damaged record is one of its
+    layout, not one of another that reads less of it.
+    """
+    ranks: dict[str, tuple[int, bool]] = {}
     for benchmark in all_benchmarks().values():
         fields = Fields(record, "record")
-        if accepts(benchmark.layout, fields, 0):
-            unread[benchmark.name] = len(fields.unread_paths())
-    return [name for name, count in unread.items() if count == min(unread.values())]
+        accepted = accepts(benchmark.layout, fields, 0)
+        read = fields if accepted else read_on(benchmark.layout, fields, 0)
+        ranks[benchmark.name] = (len(read.unread_paths()), not accepted)
+    return [name for name, rank in ranks.items() if rank == min(ranks.values())]
 
 
 def _builtin_paths() -> Iterator[str]:

@@ -19,6 +19,7 @@ from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.pinned_file import UrlFile
 from lm_eval_tasks.common.records.cases import LeftOut
 from lm_eval_tasks.common.records.fields import Fields
+from lm_eval_tasks.common.records.foreign import describe, recognize, refuse_other_formats
 from lm_eval_tasks.common.records.layouts import Layout, LayoutReader
 from lm_eval_tasks.common.records.published import (
     DEFAULT_REVISION,
@@ -151,6 +152,8 @@ def read_raw(source: Source, settings: Settings) -> RawRecords:
         EditingError: for unreachable data (with the remedies) and malformed JSON (with file and line).
     """
     place = _locate(source, choose_data(settings), settings)
+    for path in place.paths:
+        refuse_other_formats(path)
     rows = read_records(place, f"file of {source.title}")
     return RawRecords(rows, place.paths, {**place.origin, "sha256": _digest(place.paths)})
 
@@ -328,13 +331,27 @@ def _parse_all(
         except EditingError as error:
             parsed.problems[where] = str(error)
     if parsed.problems and (bad_records == "error" or not parsed.records):
-        listed = list(parsed.problems.values())[:MAX_LISTED]
-        more = f"\n... and {len(parsed.problems) - MAX_LISTED} more" if len(parsed.problems) > MAX_LISTED else ""
-        raise EditingError(
-            f"{shown}: {len(parsed.problems)} of {len(rows)} records cannot be used:\n"
-            + "\n".join(listed)
-            + f"{more}\nFix them, or set bad_records=skip to leave them out (they are counted in the results)."
-        )
+        if not parsed.records and (layout := recognize(rows[0][1])):
+            raise EditingError(describe(layout, shown))
+        raise EditingError(_unusable(parsed, shown, len(rows)))
     if parsed.left_out and not parsed.records:
         raise EditingError(f"{shown}: the benchmark leaves out all {len(rows)} records: {', '.join(parsed.left_out)}.")
     return parsed
+
+
+def _unusable(parsed: _Parsed[Any], shown: str, num_rows: int) -> str:
+    """The message about bad records: each reason once, at the first record that has it."""
+    first: dict[str, str] = {}
+    count = Counter[str]()
+    for where, problem in parsed.problems.items():
+        reason = problem.removeprefix(where)
+        first.setdefault(reason, problem)
+        count[reason] += 1
+    listed = [
+        f"{problem} ({count[reason] - 1} more like it)" if count[reason] > 1 else problem
+        for reason, problem in list(first.items())[:MAX_LISTED]
+    ]
+    more = [f"... and {len(first) - MAX_LISTED} further reasons"] if len(first) > MAX_LISTED else []
+    skip = "Fix them, or leave them out with bad_records=skip (lm-edit: --bad-records skip); the results count them."
+    start = f"{shown}: {len(parsed.problems)} of {num_rows} records cannot be used:"
+    return "\n".join([start, *listed, *more, *([skip] if parsed.records else [])])

@@ -80,7 +80,7 @@ class Fields:
         return "" if isinstance(value, str) and not value.strip() else self.text(path)
 
     def text_or_none(self, path: str) -> str | None:
-        """The string at a dotted path, without outer white space; ``None`` if it is absent, null or blank."""
+        """The string at a dotted path as in :meth:`text`; ``None`` if it is absent, null or blank."""
         value, (parent, _, _) = self.optional(path), path.rpartition(".")
         if parent and not isinstance(outer := self._peek(parent), Mapping | None):
             raise self.error(parent, f"is {_shorten(outer)}; an object is needed")
@@ -98,8 +98,9 @@ class Fields:
             text = self.text(name) if required else self.text_or_none(name)
             return [] if text is None else [text]
         texts = self.texts(name)
-        if "" in texts:
-            raise self.error(f"{name}[{texts.index('')}]", "is empty; give a text or drop the entry")
+        for number, text in enumerate(texts):
+            if not text.strip():
+                raise self.error(f"{name}[{number}]", "is empty; give a text or drop the entry")
         return texts
 
     def pairs(self, prompts: str, answers: str) -> list[tuple[str, str]]:
@@ -122,8 +123,11 @@ class Fields:
         value = self._get(name) if required else self.optional(name)
         if value is None:
             return []
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        if not isinstance(value, list):
             raise self.error(name, f"is {_shorten(value)}; a list of texts is needed")
+        for number, item in enumerate(value):
+            if not isinstance(item, str):
+                raise self.error(f"{name}[{number}]", f"is {_shorten(item)}; a list of texts is needed")
         return [content_of(item) for item in value]
 
     def objects(self, name: str, *, required: bool = True) -> list[Fields]:
@@ -132,8 +136,11 @@ class Fields:
         if not required and value in (None, []):
             self.accessed.add(self.prefix + name)
             return []
-        if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
+        if not isinstance(value, list) or not value:
             raise self.error(name, f"is {_shorten(value)}; a non-empty list of objects is needed")
+        for number, item in enumerate(value):
+            if not isinstance(item, Mapping):
+                raise self.error(f"{name}[{number}]", f"is {_shorten(item)}; a list of objects is needed")
         prefix = f"{self.prefix}{name}[]."
         return [
             Fields(item, f"{self.where}, {name}[{number}]", self.accessed, self.lacking, prefix, self.declared)

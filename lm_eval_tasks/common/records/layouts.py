@@ -82,23 +82,13 @@ class LayoutReader(Generic[RecordT]):
             if owners := self._owners(fields, row, accepted=False):
                 raise self._misplaced(fields, owners) from None
             if fields.lacking:  # the same error, with a hint that names no field of the layout
-                self.layout.read(Fields(fields.record, fields.where, declared=self._declared(fields, row)), row)
+                declared = frozenset(read_on(self.layout, fields, row).accessed)
+                self.layout.read(Fields(fields.record, fields.where, declared=declared), row)
             raise
         if (unread := fields.unread()) and (owners := self._owners(fields, row, accepted=True)):
             listed = ", ".join(map(repr, unread[:MAX_NAMED])) + (", ..." if len(unread) > MAX_NAMED else "")
             raise self._misplaced(fields, owners, f", which has no field {listed}")
         return record
-
-    def _declared(self, fields: Fields, row: int) -> frozenset[str]:
-        """The fields that the parser reads, also behind a missing one: those are added until it goes on."""
-        record, added = copy.deepcopy(dict(fields.record)), set[str]()
-        while True:
-            attempt = Fields(record, fields.where)
-            if accepts(self.layout, attempt, row) or not (missing := attempt.lacking - added):
-                return frozenset(attempt.accessed)
-            added |= missing
-            for path in missing:
-                _add_text(record, path)
 
     def _misplaced(self, fields: Fields, owners: Sequence[Layout[object]], why: str = "") -> EditingError:
         titles = " or ".join(owner.title for owner in owners)
@@ -127,6 +117,18 @@ class LayoutReader(Generic[RecordT]):
             elif attempt.lacking:
                 self.excluded.add(key)
         return owners[min(owners)] if owners else []
+
+
+def read_on(layout: Layout[Any], fields: Fields, row: int) -> Fields:
+    """A record with a text in every missing field that the parser needs, read as far as the parser goes."""
+    record, added = copy.deepcopy(dict(fields.record)), set[str]()
+    while True:
+        attempt = Fields(record, fields.where)
+        if accepts(layout, attempt, row) or not (missing := attempt.lacking - added):
+            return attempt
+        added |= missing
+        for path in missing:
+            _add_text(record, path)
 
 
 def _add_text(record: dict[str, Any], path: str) -> None:

@@ -48,12 +48,17 @@ def test_records_without_a_question_are_left_out_and_counted(tmp_path, caplog):
         {"loc": "who"},
         {"loc": "", "loc_ans": "x"},
         {"loc": "a\ud800", "loc_ans": "b"},
-        {"loc": ["who"], "loc_ans": "Ann"},
+        {"loc": ["who", "when"], "loc_ans": "Ann"},
         3,
     ]
     with caplog.at_level("WARNING"):
         assert draw_texts(write(tmp_path / "some.json", records), 9, 0) == ["who Ann"]
     assert "5 of 6 records have no 'loc' and 'loc_ans'" in caplog.text
+
+
+def test_lists_of_questions_give_a_text_each(tmp_path):
+    record = {"locality_prompt": ["who", "when", "a\ud800"], "locality_ground_truth": ["Ann", "then", "b"]}
+    assert draw_texts(write(tmp_path / "some.json", [record]), 9, 0) == ["who Ann", "when then"]
 
 
 @pytest.mark.parametrize(

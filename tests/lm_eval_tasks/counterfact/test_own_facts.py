@@ -83,7 +83,7 @@ def test_the_smallest_record_is_an_edit_request_and_every_field_of_one_is_read(t
         ({"locality_ground_truth": ["Port Elna"]}, "'locality_ground_truth' has 1 answers for 2 of 'locality_prompt'"),
         ({"locality_prompt": None}, "'locality_ground_truth' has 2 answers for 0 of 'locality_prompt'"),
         ({"rephrase_prompt": ["Velm?", " "]}, r"'rephrase_prompt\[1\]' is empty; give a text or drop the entry"),
-        ({"rephrase_prompt": [["Velm?"]]}, "'rephrase_prompt' is .*; a list of texts is needed"),
+        ({"rephrase_prompt": ["x", ["Velm?"]]}, r"'rephrase_prompt\[1\]' is .*; a list of texts is needed"),
         ({"rephrase_prompt": 3}, "'rephrase_prompt' is 3 .*; a text is needed"),
         ({"ground_truth": {"str": "Kessim"}}, "'ground_truth' is .*; a text is needed"),
         ({"ground_trut": "Kessim", "ground_truth": None}, None),

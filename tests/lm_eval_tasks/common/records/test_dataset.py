@@ -180,12 +180,22 @@ def test_list_and_lines_read_the_same(tmp_path_factory: pytest.TempPathFactory, 
 
 
 def test_all_records_are_checked_and_the_first_few_problems_listed(tmp_path: Path, source: Source) -> None:
-    path = write_jsonl(tmp_path / "x.jsonl", [{"nome": "x"}] * 8 + ["text"])
+    reasons = [{"name": number} for number in range(6)]
+    path = write_jsonl(tmp_path / "x.jsonl", [{"nome": "x"}] * 8 + ["text", *reasons])
     with pytest.raises(EditingError) as caught:
         load(source, {"data": str(path)})
-    message = str(caught.value)
-    assert "9 of 9 records" in message and "and 4 more" in message and "bad_records=skip" in message
-    assert "x.jsonl, record 0 (line 1): field 'name' is missing. Did you mean 'nome'?" in message
+    first, missing, text, *others, last = str(caught.value).splitlines()
+    assert first.endswith("15 of 15 records cannot be used:")
+    assert missing.startswith("x.jsonl, record 0 (line 1): field 'name' is missing. Did you mean 'nome'?")
+    assert missing.endswith(" (7 more like it)")  # the same reason is named once
+    assert text == "x.jsonl, record 8 (line 9): the record is a str; an object is needed." and len(others) == 3
+    assert last == "... and 3 further reasons"  # no advice to skip all records
+    write_jsonl(path, [*RECORDS, {}])
+    with pytest.raises(
+        EditingError, match=r"(?s)1 of 4 records.*bad_records=skip \(lm-edit: --bad-records skip\)"
+    ) as caught:
+        load(source, {"data": str(path)})
+    assert len(str(caught.value).splitlines()) == 3
 
 
 def test_skipped_records_are_counted_and_rows_keep_their_numbers(tmp_path: Path, source: Source) -> None:

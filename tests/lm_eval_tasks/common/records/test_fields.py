@@ -44,12 +44,15 @@ def test_objects_carry_their_place() -> None:
         second.text("a")
 
 
-@pytest.mark.parametrize("value", [[], {}, ["x"], None])
-def test_a_list_of_objects_is_neither_empty_nor_mixed(value: object) -> None:
+@pytest.mark.parametrize("value", [[], {}, None])
+def test_a_list_of_objects_is_not_empty(value: object) -> None:
     with pytest.raises(EditingError, match="a non-empty list of objects is needed"):
         Fields({"list": value}, WHERE).objects("list")
 
 
-def test_a_list_of_texts_holds_texts_only() -> None:
-    with pytest.raises(EditingError, match="a list of texts is needed"):
-        Fields({"list": ["a", 1]}, WHERE).texts("list")
+def test_the_entry_of_a_list_that_is_of_another_type_is_named() -> None:
+    long = ["a" * 99] * 5
+    with pytest.raises(EditingError, match=r"field 'list\[5\]' is 1 \(int\); a list of texts is needed"):
+        Fields({"list": [*long, 1]}, WHERE).texts("list")
+    with pytest.raises(EditingError, match=r"field 'list\[1\]' is 'x' \(str\); a list of objects is needed"):
+        Fields({"list": [{}, "x"]}, WHERE).objects("list")

@@ -1,0 +1,119 @@
+"""Files that people have and that no benchmark reads: recognized, so that the error can name them and what to do."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import read_text
+from edit_hooks.utils.released_settings import is_released
+from edit_hooks.utils.yaml_io import read_yaml
+from lm_eval_tasks.common.records.fields import Fields
+
+OWN_LAYOUT = (
+    "Write them as facts of your own ('Your own facts' in docs/guide.md), a JSON object each with {fields}. Then "
+    "evaluate with --tasks counterfact_flat and data=FILE, or edit with --edits FILE."
+)
+
+
+class Foreign(NamedTuple):
+    """A layout without a benchmark.
+
+    Attributes:
+        title: its name, for messages.
+        fields: dotted paths that all of its records have, and no record of a benchmark.
+        remedy: what to do with such a file.
+    """
+
+    title: str
+    fields: Sequence[str]
+    remedy: str
+
+
+KNOWN_FACTS = Foreign(
+    "ROME's known facts (known_1000.json)",
+    ("attribute", "subject", "prediction"),
+    "They have no new answer, so they can be traced, not edited: lm-edit trace --edits FILE. To edit them, add "
+    "'target_new' to each record.",
+)
+FOREIGN = (
+    Foreign(
+        "RippleEdits (popular.json, random.json, recent.json)",
+        ("example_type", "edit.prompt"),
+        OWN_LAYOUT.format(
+            fields="'prompt' (edit.prompt up to the new object), 'target_new' (the new object) and 'subject'"
+        ),
+    ),
+    Foreign(
+        "HalluEditBench",
+        ("topic", "subject", "relation", "object", "question"),
+        OWN_LAYOUT.format(
+            fields="'prompt' (question), 'subject', 'target_new' (object) and 'rephrase_prompt' (paraphrased_question)"
+        ),
+    ),
+    KNOWN_FACTS,
+    Foreign(
+        "WikiBigEdit",
+        ("update", "rephrase", "ans", "loc", "loc_ans"),
+        OWN_LAYOUT.format(
+            fields="'prompt' (update), 'subject', 'target_new' (ans), 'rephrase_prompt' (rephrase), 'locality_prompt' "
+            "(loc) and 'locality_ground_truth' (loc_ans)"
+        ),
+    ),
+    Foreign(
+        "UltraEditBench",
+        ("prompt", "rephrase_prompt", "ans", "loc", "loc_ans"),
+        OWN_LAYOUT.format(
+            fields="'prompt', 'target_new' (ans), 'rephrase_prompt', 'locality_prompt' (loc) and "
+            "'locality_ground_truth' (loc_ans), and 'subject' for editors that need one"
+        ),
+    ),
+    Foreign(
+        "UnKEBench",
+        ("question", "para_question", "answer", "sub_question"),
+        OWN_LAYOUT.format(fields="'prompt' (question), 'target_new' (answer) and 'rephrase_prompt' (para_question)"),
+    ),
+)
+EASYEDIT_SETTINGS = (
+    "it is a settings file of EasyEdit, not a file of records. Give it as editor_args=FILE (lm-edit: --editor-args "
+    "FILE): the error then has its settings in the names used here."
+)
+
+
+def recognize(record: object) -> Foreign | None:
+    """The layout of a record, if it is one of :data:`FOREIGN`."""
+    if not isinstance(record, Mapping):
+        return None
+    fields = Fields(record, "")
+    return next((layout for layout in FOREIGN if all(map(fields.has, layout.fields))), None)
+
+
+def describe(layout: Foreign, path: object) -> str:
+    """The error about a file of such records."""
+    return f"{path}: it holds records of {layout.title}, which no task reads. {layout.remedy}"
+
+
+def is_known_facts(record: object) -> bool:
+    """Whether a record has the layout of ROME's known facts, which tracing reads."""
+    return recognize(record) is KNOWN_FACTS
+
+
+def refuse_other_formats(path: Path) -> None:
+    """Refuse a YAML file or a table in text, which is no file of records, by what it is.
+
+    Raises:
+        EditingError: as described, with what to do.
+    """
+    needed = "a JSON list of records, or one JSON object per line, is needed"
+    if path.suffix in (".yaml", ".yml"):
+        is_settings = is_released(read_yaml(path))
+        raise EditingError(f"{path}: {EASYEDIT_SETTINGS if is_settings else f'it is a YAML file; {needed}.'}")
+    if path.suffix in (".csv", ".tsv"):
+        text = read_text(path, "file of records")
+        header = next(csv.reader(text.splitlines()[:1], delimiter="\t" if path.suffix == ".tsv" else ","), [])
+        if layout := recognize(dict.fromkeys(header)):
+            raise EditingError(describe(layout, path))
+        raise EditingError(f"{path}: it is a table with the columns {', '.join(header)}; {needed}. Convert it.")
