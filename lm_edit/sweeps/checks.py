@@ -19,8 +19,9 @@ from edit_hooks.base.editor import Editor
 from edit_hooks.base.registry import load_editor
 from edit_hooks.base.shipped import FOLDER, shipped_files
 from edit_hooks.lm.model import OWN_OPTIONS
-from edit_hooks.lm.options.editing import MODES_OF, EditingOptions, check_known_options, take_sets
+from edit_hooks.lm.options.editing import EditingOptions, check_known_options, take_sets
 from edit_hooks.lm.stock.checks import refuse_in_groups
+from edit_hooks.run_options import BY_NAME
 from edit_hooks.utils.errors import EditingError, first_line, near_misses, unknown_keys_error
 from edit_hooks.utils.hashing import key_of
 from lm_edit.sweeps.choices import EditorChoice, Plan, Where
@@ -56,7 +57,7 @@ class EngineFacts:
         return self.editor(choice).writes == ("context",)
 
     def is_read_in(self, mode: str, option: str) -> bool:
-        return mode in MODES_OF.get(option, (mode,))
+        return option not in BY_NAME or mode in BY_NAME[option].modes
 
     def edit_sources(self, tasks: Sequence[str]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(benchmark.name for task in tasks for benchmark in benchmarks_of(task)))

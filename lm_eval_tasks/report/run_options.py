@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from edit_hooks.run_options import RUN_OPTIONS
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
 from lm_eval_tasks.report.editor_settings import without_setting
@@ -19,38 +20,20 @@ from lm_eval_tasks.report.portable import by_value, portable
 
 DIGEST_DIGITS = 12
 
-# Options of `edited_hf` on which edits or answers depend, with the values that mean the default. Others change speed
-# (engine, store), choose which stages of the same stream are reported, or are in the resolved settings (icl_args).
+# Options on which edits or answers depend, with the values that mean the default, and what results record of `edits`.
+# The resolved settings of the editor have those that change settings.
 OPTIONS: dict[str, tuple[Any, ...]] = {
-    "editor": (None,),
-    "mode": (),
-    "bad_records": (None, "error"),
-    "data_revision": (None,),
-    "subset": (None, "all"),
-    "subset_seed": (None,),
-    "icl": (None, "no"),
-    "edits": (None,),
+    **{one.name: one.at_default for one in RUN_OPTIONS if one.changes in ("edits", "records") and one.column},
     "edits_data": (None,),
-    "num_edits": (None,),
-    "edit_batch_size": (None, 1),
-    "group_size": (None,),
 }
 # Those that change edits and have no column of their own in tables of results.
-EDIT_OPTIONS: dict[str, tuple[Any, ...]] = {
-    "load_edit": (None,),
-    "edit_context": (None, "bare"),
-    "separator": (None, "auto"),
-    "answer": (None, "auto"),
-    "guard": (None, "report"),
-    "guard_norm_ratio": (None, 1.0),
-    "guard_loss_increase": (None, 3.0),
-}
+EDIT_OPTIONS = {one.name: one.at_default for one in RUN_OPTIONS if one.changes == "edits" and not one.column}
 # Editor settings that change no number: how it is computed, and where the other settings were taken from.
 NO_SETTINGS = ("engine", "shipped")
 # Arguments of lm-eval's classes that change answers. Of an edited run those of
 # `edit_hooks.lm.loading.recorded_options` count, which leaves out defaults.
 ANSWER_OPTIONS = (
-    "max_thought_tokens",
+    *(one.name for one in RUN_OPTIONS if one.changes == "answers"),
     "think_end_token",
     "enable_thinking",
     "chat_template_args",
@@ -65,8 +48,8 @@ WEIGHT_OPTIONS = ("revision", "subfolder", "delta")
 # Arguments of stock classes that can be folders of this machine with one last name and different weights.
 PLACES = ("pretrained", "model", "peft", "delta", "tokenizer")
 # Arguments of `edited_hf` that tasks read from their metadata, where lm-eval puts all of them unless it gets a manager.
-READ_BY_TASKS = ("data", "data_revision", "bad_records", "subset", "subset_seed", "separator")
-READ_IN_STREAMS = ("mode", "checkpoints", "immediate", "retention")
+READ_BY_TASKS = tuple(one.name for one in RUN_OPTIONS if one.tasks_read_it == "always")
+READ_IN_STREAMS = tuple(one.name for one in RUN_OPTIONS if one.tasks_read_it == "streams")
 PLACE_DIGESTS = "place_digests"  # in submitted files, whose folders are cut
 
 _WHOLE = re.compile(r"[+-]?\d+")

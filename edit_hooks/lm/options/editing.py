@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from edit_hooks.base.origin import LAST_FACTS
@@ -13,18 +13,16 @@ from edit_hooks.lm.options.harness import check_parent_options
 from edit_hooks.lm.options.plan import MODES
 from edit_hooks.lm.options.quantization import QUANTIZATION_OPTIONS
 from edit_hooks.prompt_context import AUTO, EDIT_CONTEXTS, read_separator, separator_name
+from edit_hooks.run_options import RUN_OPTIONS, default_of
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, SEED, require_number, require_whole
 from edit_hooks.utils.options import SECRET_OPTIONS, parse_checkpoints, parse_editor_args
 
 ANSWERS = ("auto", "patch")
 ENGINES = ("fast", "reference")
-DEFAULT_EDITOR = "r_rome"
-
-TEXT_OPTIONS = ("editor", "editor_label", "mode", "load_edit", "data", "answer", "engine", "store", "edits", "guard")
 
 # Options that choose a benchmark's records, besides `data` and those that end with SET_SUFFIX; its package checks them.
-DATA_OPTIONS = ("data_revision", "bad_records", "subset", "subset_seed", "separator")
+DATA_OPTIONS = tuple(one.name for one in RUN_OPTIONS if one.tasks_read_it == "always" and one.name != "data")
 SET_SUFFIX = "_set"  # as in qaedit_set=inter_1k: a published file by name
 
 # Values of `data`: the embedded samples, the published files, and embedded facts for the search over settings.
@@ -54,106 +52,54 @@ FROM_PRETRAINED = (
 
 GUARD_OPTIONS = ("guard", "guard_norm_ratio", "guard_loss_increase")
 
-# Options that have a meaning in some modes only.
-MODES_OF: dict[str, tuple[str, ...]] = {
-    "edits": ("batch", "sequential"),
-    "num_edits": ("batch", "sequential"),
-    "edit_batch_size": ("sequential",),
-    "group_size": ("batch",),
-    "checkpoints": ("sequential",),
-    "retention": ("sequential",),
-    "load_edit": ("loaded",),
-    "immediate": ("sequential",),
-    **dict.fromkeys(GUARD_OPTIONS, ("batch", "sequential")),
-}
-
 
 @dataclass(frozen=True)
 class EditingOptions:
-    """Options besides those of ``--model hf``.
+    """Options besides those of ``--model hf``: a field for each of :data:`~edit_hooks.run_options.RUN_OPTIONS`.
 
-    Attributes:
-        editor: name in the registry, or ``package.module:Class``.
-        editor_label: name of the editor in tables of results, in place of its own; a part of no identity.
-        mode: ``none`` (unedited), ``single`` (every case on the unedited model), ``batch`` (all edits at once) or
-            ``sequential`` (a stream of edits on the same weights). With ``load_edit`` it is ``loaded`` by
-            default.
-        load_edit: a saved edit that applies to all questions: a delta file, a folder with one, the folder of a stream
-            (all of its steps, in order), or a LoRA adapter folder.
-        editor_args: settings that override the editor's shipped configuration.
-        data: source of the benchmark records, for tasks and ``edits``. Each task's metadata records what it read.
-        data_revision, bad_records, subset, subset_seed: settings of these records, likewise for both; see the README of
-            lm_eval_tasks.
-        separator: white space between prompt and target of records without one of their own, for edits and questions:
-            ``auto`` (by the script of the texts), ``space``, ``empty``, ``newline``, or the white space itself.
-        icl: ``true`` puts the in-context prompt of ``ike`` before every question, on top of the editor; for comparison
-            ``fact`` (only the line with the edit) and ``demonstrations`` (all but that line).
-        icl_args: settings of the context, as ``editor_args``.
-        edit_context: text in which edits are made, separate from that in which questions are asked: ``bare`` (the
-            prompt alone), ``qa`` (the QA instruction of the WILD protocol) or ``chat`` (the model's chat template).
-        seed: seed of the editor, unless ``editor_args`` sets one.
-        answer: ``auto`` lets low-rank edits act per row of a mixed batch; ``patch`` writes every edit into the weights
-            while its questions are answered (the rounding of half-precision weights included).
-        engine: ``fast``, or for tests ``reference``: one edit, full forwards, patched weights, one question at a time.
-        store: folder of the content-addressed store, or ``off``.
-        max_batch_tokens: bound on the tokens of one answering pass.
-        edits: batch and sequential: source of the edits, a benchmark's name or a JSONL file of edit requests.
-        num_edits: batch and sequential: number of edited cases, from the start of the source; all by default. A case
-            is one edit, or several in benchmarks of multi-hop questions; an edit that cases share is made once.
-        edit_batch_size: sequential: cases whose edits are written in one step.
-        group_size: batch: cases per group, each group on the unedited model (k-edit settings).
-        checkpoints: sequential: numbers of cases after which all cases edited so far are answered as well.
-        immediate: sequential: also answer every case right after its own edit.
-        retention: sequential: answer all earlier cases after every step (the triangular matrix; slow).
-        compare_unedited: also evaluate lm-eval's own tasks on the unedited model, which gives each of their metrics the
-            columns ``@unedited`` and ``@difference``; not with edits of single cases, under which such tasks have no
-            edited model.
-        measure_edits: measure after every edit or step what it does to neutral prompts and to its targets' likelihood.
-        max_thought_tokens: longest thought of a generated answer, in addition to the answer; with ``think_end_token``.
-            By default thought and answer share the length of the task (``max_gen_toks``).
-        guard: sequential, and batch without groups: ``report`` or ``stop`` if the edited weights or the model's loss
-            diverge.
-        guard_norm_ratio, guard_loss_increase: thresholds of :class:`edit_hooks.lm.editing.stream.Guard`.
+    Raises:
+        EditingError: for values that are not accepted, and options that have no meaning together or in this mode.
     """
 
-    editor: str = DEFAULT_EDITOR
-    editor_label: str | None = None
-    mode: str = ""
-    load_edit: str | None = None
-    editor_args: Mapping[str, Any] | None = None
-    data: str | None = None
-    data_revision: str | None = None
-    bad_records: str | None = None
-    subset: int | str | None = None
-    subset_seed: int | None = None
-    separator: str = AUTO
-    icl: bool | str = False
-    icl_args: Mapping[str, Any] | None = None
-    edit_context: str = "bare"
-    seed: int = 0
-    answer: str = "auto"
-    engine: str = "fast"
-    store: str | None = None
-    max_batch_tokens: int = 4096
-    edits: str | None = None
-    num_edits: int | None = None
-    edit_batch_size: int | None = None
-    group_size: int | None = None
-    checkpoints: Sequence[int] | int | str = ()
-    immediate: bool = True
-    retention: bool = False
-    compare_unedited: bool = False
-    measure_edits: bool = True
-    max_thought_tokens: int | None = None
-    guard: Literal["report", "stop"] = "report"
-    guard_norm_ratio: float = 1.0
-    guard_loss_increase: float = 3.0
+    editor: str = default_of("editor")
+    editor_label: str | None = default_of("editor_label")
+    mode: str = default_of("mode")
+    load_edit: str | None = default_of("load_edit")
+    editor_args: Mapping[str, Any] | None = default_of("editor_args")
+    data: str | None = default_of("data")
+    data_revision: str | None = default_of("data_revision")
+    bad_records: str | None = default_of("bad_records")
+    subset: int | str | None = default_of("subset")
+    subset_seed: int | None = default_of("subset_seed")
+    separator: str = default_of("separator")
+    icl: bool | str = default_of("icl")
+    icl_args: Mapping[str, Any] | None = default_of("icl_args")
+    edit_context: str = default_of("edit_context")
+    seed: int = default_of("seed")
+    answer: str = default_of("answer")
+    engine: str = default_of("engine")
+    store: str | None = default_of("store")
+    max_batch_tokens: int = default_of("max_batch_tokens")
+    edits: str | None = default_of("edits")
+    num_edits: int | None = default_of("num_edits")
+    edit_batch_size: int | None = default_of("edit_batch_size")
+    group_size: int | None = default_of("group_size")
+    checkpoints: Sequence[int] | int | str = default_of("checkpoints")
+    immediate: bool = default_of("immediate")
+    retention: bool = default_of("retention")
+    compare_unedited: bool = default_of("compare_unedited")
+    measure_edits: bool = default_of("measure_edits")
+    max_thought_tokens: int | None = default_of("max_thought_tokens")
+    guard: Literal["report", "stop"] = default_of("guard")
+    guard_norm_ratio: float = default_of("guard_norm_ratio")
+    guard_loss_increase: float = default_of("guard_loss_increase")
 
     def __post_init__(self) -> None:
         if self.mode is None:  # lm-eval reads mode=none in a string of model arguments as None
             object.__setattr__(self, "mode", "none")
-        for name in TEXT_OPTIONS:
-            _text(name, getattr(self, name), required=name == "editor")
+        for option in RUN_OPTIONS:
+            if option.is_text:
+                _text(option.name, getattr(self, option.name), required=option.name == "editor")
         object.__setattr__(self, "mode", self.mode or ("loaded" if self.load_edit else "single"))
         _one_of("mode", self.mode, MODES)
         self._check_plan()
@@ -215,14 +161,14 @@ class EditingOptions:
                 raise EditingError(f"{name}={getattr(self, name)!r}; accepted: true, false.")
         _one_of("guard", self.guard, ("report", "stop"))
         object.__setattr__(self, "checkpoints", parse_checkpoints(self.checkpoints))
-        for name, modes in MODES_OF.items():
-            value = getattr(self, name)
-            if value not in (_DEFAULTS[name], "") and self.mode not in modes:
+        for option in RUN_OPTIONS:
+            value = getattr(self, option.name)
+            if self.mode not in option.modes and value not in (option.default, ""):
                 raise EditingError(
-                    f"{name}={value!r} has no meaning in mode={self.mode}; drop it or use "
-                    f"mode={' or mode='.join(modes)}."
+                    f"{option.name}={value!r} has no meaning in mode={self.mode}; drop it or use "
+                    f"mode={' or mode='.join(option.modes)}."
                 )
-        if self.group_size and (guards := [name for name in GUARD_OPTIONS if getattr(self, name) != _DEFAULTS[name]]):
+        if self.group_size and (guards := [name for name in GUARD_OPTIONS if getattr(self, name) != default_of(name)]):
             raise EditingError(
                 f"{guards[0]} watches one edited model, but with group_size each group has its own; drop it."
             )
@@ -274,9 +220,6 @@ class EditingOptions:
     def overrides(self) -> dict[str, Any]:
         """The user's settings of the editor, seed and engine included."""
         return {"seed": self.seed, "engine": self.engine, **(self.editor_args or {})}
-
-
-_DEFAULTS = {one.name: one.default for one in fields(EditingOptions)}
 
 
 def _one_of(name: str, value: object, accepted: Iterable[str]) -> None:
