@@ -22,7 +22,7 @@ from edit_hooks.prompt_context import (
     statement,
 )
 from edit_hooks.utils.errors import EditingError, UnusableRequestError, unknown_keys_error
-from edit_hooks.utils.scripts import writes_spaces
+from edit_hooks.utils.scripts import mention_of
 from edit_hooks.utils.slots import ESCAPE_HINT, SLOT, fill_slots, split_slots, split_template
 
 _CONTENT = ("prompt", "target_new", "target_true")  # fields whose line breaks and indentation count
@@ -96,7 +96,7 @@ class EditRequest:
                     f"subject, or write the prompt out ({ESCAPE_HINT})."
                 )
             return
-        if num_slots and any(_mention_of(self.subject).search(part) for part in self._parts):
+        if num_slots and any(mention_of(self.subject).search(part) for part in self._parts):
             raise EditingError(
                 f"prompt {self.prompt!r}{self._case} has a {{}} slot and mentions its subject {self.subject!r}, too, "
                 f"so that either can be meant. If the braces are part of the text: {ESCAPE_HINT}. If they stand for "
@@ -245,13 +245,6 @@ class EditRequest:
             return cls(**record)
         except EditingError as error:
             raise EditingError(f"{prefix}{error}") from None
-
-
-def _mention_of(subject: str) -> re.Pattern[str]:
-    """Finds a subject as a whole word; in scripts without spaces between words, anywhere."""
-    before = "" if writes_spaces(subject[0]) is False else r"(?<!\w)"
-    after = "" if writes_spaces(subject[-1]) is False else r"(?!\w)"
-    return re.compile(before + re.escape(subject) + after)
 
 
 def prompt_of(record: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from judges.match import normalize
+from judges.match import words
 from judges.thoughts import split_answer, without_special_tokens
 
 UNPARSABLE_REPLY = "the judge's reply holds no verdict"
@@ -171,10 +171,10 @@ def read_yes_no(text: str) -> bool | None:
     The first word decides and must be one of a closed set. A word of the opposite set in the same sentence makes the
     answer undecided ("yes or no", "yes, that is false").
     """
-    sentence = re.split(r"[.!?\n]", text.strip(), maxsplit=1)[0]
-    words = normalize(sentence).split()
-    if not words or words[0] not in _YES_WORDS | _NO_WORDS:
+    sentence = re.split(r"[.!?\n\u3002\uff01\uff1f]", text.strip(), maxsplit=1)[0]
+    first, *rest = words(sentence) or [""]
+    if first not in _YES_WORDS | _NO_WORDS:
         return None
-    is_yes = words[0] in _YES_WORDS
+    is_yes = first in _YES_WORDS
     opposite = _NO_WORDS if is_yes else _YES_WORDS
-    return None if opposite & set(words[1:]) else is_yes
+    return None if opposite & set(rest) else is_yes

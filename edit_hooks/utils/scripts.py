@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import unicodedata
 from collections.abc import Iterable
 
@@ -15,6 +16,8 @@ from edit_hooks.utils.logs import warn_once
 
 # First words of the Unicode names of letters without spaces between words, besides those of East Asian width.
 _UNSPACED = frozenset({"THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "JAVANESE", "BALINESE", "TAI", "NEW", "AHOM"})
+# Marks that end a statement: the ASCII period, and those of other scripts
+PERIODS = (".", "\u3002", "\uff0e", "\uff61", "\u0964", "\u06d4", "\u0589", "\u1362", "\u17d4", "\u104b", "\u0f0d")
 _DANDA = ("\u0964", "\u0965")
 # Script -> the marks that end a sentence, as the ASCII period does in English. Thai and Lao have none.
 _SENTENCE_ENDS: dict[str, tuple[str, ...]] = {
@@ -63,6 +66,13 @@ def writes_spaces(character: str) -> bool | None:
     if category in "LM" and name.partition(" ")[0] in _UNSPACED:
         return False
     return True if category == "L" else None
+
+
+def mention_of(name: str) -> re.Pattern[str]:
+    """Return a pattern that finds a name as whole words; in scripts without spaces between words, anywhere."""
+    before = "" if name and writes_spaces(name[0]) is False else r"(?<!\w)"
+    after = "" if name and writes_spaces(name[-1]) is False else r"(?!\w)"
+    return re.compile(before + re.escape(name) + after)
 
 
 def sentence_ends(texts: Iterable[str]) -> tuple[str, ...]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from edit_hooks.utils.scripts import mention_of
 from judges.backends.base import UNFINISHED_THOUGHT, Fault, Outcome
 
 MAX_NAME = 100  # characters of a subject, relation or object
@@ -47,7 +47,7 @@ def is_usable(text: str, longest: int = MAX_NAME) -> bool:
 
 def template_of(text: str, name: str, slot: str = "{}") -> str | None:
     """A text with a slot for a name; ``None`` unless this occurs once, as whole words."""
-    template, count = re.subn(rf"(?<!\w){re.escape(name)}(?!\w)", lambda found: slot, text)
+    template, count = mention_of(name).subn(lambda found: slot, text)
     return template if count == 1 else None
 
 

@@ -15,11 +15,13 @@ Source: Zhong et al., MQuAKE: Assessing Knowledge Editing in Language Models via
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
 from edit_hooks.decoding import AskedModel, Decoding
+from edit_hooks.utils.scripts import PERIODS
 from judges.match import has_answer
 from lm_eval_tasks.common.asking.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
 from lm_eval_tasks.common.records.cases import EFFICACY, Question
@@ -119,8 +121,9 @@ def _answer_probe(kind: str, prompt: str, question: str, gold: str, ask: AskedMo
 
 
 def plain(text: str) -> str:
-    """A text without outer white space, a final period, and differences of case and of spaces."""
-    return " ".join(text.casefold().split()).removesuffix(".").rstrip()
+    """A text without outer white space, a final period of any script, and differences of case and of spaces."""
+    plain_text = " ".join(unicodedata.normalize("NFC", text).casefold().split())
+    return plain_text[:-1].rstrip() if plain_text.endswith(PERIODS) else plain_text
 
 
 def equals(answer: str, accepted: Sequence[str]) -> bool:

@@ -13,13 +13,15 @@ gold answer's length, and the match ratio needs that length: other combinations 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from edit_hooks.decoding import Decoding
 from edit_hooks.utils.errors import EditingError
 from judges.model.factory import chosen_judge
-from lm_eval_tasks.common.asking.probes import CaseAnswers
+from lm_eval_tasks.common.asking.answers import Answer
+from lm_eval_tasks.common.asking.probes import CaseAnswers, ProbeAnswers
 from lm_eval_tasks.common.records.cases import EFFICACY, Case
 from lm_eval_tasks.common.scoring import measures
 from lm_eval_tasks.common.scoring.measures import Measure, mean_over
@@ -156,14 +158,21 @@ def score_ar_gold(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Mea
 def score_ar_natural(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """Exact match up to the natural stop, and what follows a right beginning there."""
     probes, noun = answers.of_kind(EFFICACY), QUESTIONS[EFFICACY]
-    found = {
-        "em": mean_over(
-            probes, noun, lambda answered: measures.generated_match(answered.generation, answered.probe.gold)
-        ),
-        "goes_on": mean_over(probes, noun, lambda answered: measures.goes_on(answered.generation, answered.probe.gold)),
-        "repeats": mean_over(probes, noun, lambda answered: measures.repeats(answered.generation, answered.probe.gold)),
+    # Exact match after the question alone is that of other benchmarks; in a context papers publish it.
+    measured = {
+        "gen_em": measures.generated_match,
+        "wild_em": measures.generated_squad_match,
+        **dict.fromkeys(("gen_goes_on", "wild_goes_on"), measures.goes_on),
+        **dict.fromkeys(("gen_repeats", "wild_repeats"), measures.repeats),
     }
-    return {f"{EFFICACY}_{context}_{name}": measure for context in ("gen", "wild") for name, measure in found.items()}
+
+    def of_generation(answered: ProbeAnswers, *, measure: Callable[[Answer | None, str], float]) -> float:
+        return measure(answered.generation, answered.probe.gold)
+
+    return {
+        f"{EFFICACY}_{name}": mean_over(probes, noun, partial(of_generation, measure=measure))
+        for name, measure in measured.items()
+    }
 
 
 def _fixed_length_measures(match: str, em: str, answers: CaseAnswers) -> dict[str, Measure]:
@@ -172,7 +181,7 @@ def _fixed_length_measures(match: str, em: str, answers: CaseAnswers) -> dict[st
     found = {
         match: mean_over(probes, noun, lambda answered: measures.target_match(answered.generation)),
         em: mean_over(
-            probes, noun, lambda answered: measures.generated_match(answered.generation, answered.probe.gold)
+            probes, noun, lambda answered: measures.generated_squad_match(answered.generation, answered.probe.gold)
         ),
     }
     return {f"{EFFICACY}{context}_{name}": measure for context in ("", "_qa") for name, measure in found.items()}

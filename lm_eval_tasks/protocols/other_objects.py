@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edit_hooks.request import EditRequest
-from judges.match import normalize
+from judges.squad import squad_normalize
 from lm_eval_tasks.common.records.cases import Case
 
 SEED = 0
@@ -92,7 +92,7 @@ def _sources(request: EditRequest, text: str, questions: bool) -> list[tuple[str
         keys.append((TEMPLATE, f"{request.text[:start]}{{}}{request.text[end:]}"))
     if questions:
         digits = str(any(letter.isdigit() for letter in text))
-        keys += [(FIRST_WORD, f"{normalize(request.text).partition(' ')[0]} {digits}"), (DIGITS, digits)]
+        keys += [(FIRST_WORD, f"{squad_normalize(request.text).partition(' ')[0]} {digits}"), (DIGITS, digits)]
     return [*keys, (ALL_RECORDS, "")]
 
 
@@ -101,5 +101,5 @@ def _own_objects(request: EditRequest) -> list[str]:
 
 
 def _normal(text: str) -> str:
-    """The form in which objects are compared; signs alone have no normalized form."""
-    return normalize(text) or text
+    """The form in which objects are compared; signs alone have no normalized form. Other rules move the draws."""
+    return squad_normalize(text) or text

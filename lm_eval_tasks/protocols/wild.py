@@ -118,7 +118,7 @@ def _gold_measures(answers: CaseAnswers, kind: str) -> dict[str, Measure]:
     probes, noun = answers.of_kind(kind), QUESTIONS[kind]
 
     def exact_match(answered: ProbeAnswers) -> float:
-        return measures.generated_match(answered.generation, answered.probe.gold)
+        return measures.generated_squad_match(answered.generation, answered.probe.gold)
 
     def contains(answered: ProbeAnswers) -> float:
         return measures.generated_contains(answered.generation, answered.probe.gold)

@@ -232,6 +232,9 @@ def test_other_labels_are_parsed_as_strictly(right: str, wrong: str) -> None:
         ("It is, yes", None),
         ("", None),
         ("\nYes", True),
+        ("Yes\u3002No", True),
+        ("是的。", None),
+        ("はい", None),
     ],
 )
 def test_yes_or_no(text: str, expected: bool | None) -> None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import re
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from typing import Any
 
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.scripts import mention_of
 from lm_edit.builders.bake.templates import Wording, fill, read_relations
 from lm_edit.builders.facts import Fact, entry_names, read_facts
 from lm_eval_tasks.bake.benchmark import REWRITE
@@ -245,8 +245,8 @@ def _neighbors(
             prompt = fill(chance.choice(table.relations[fact.relation].prompts), fact.subject)
             if fact._replace(object=new) not in known:
                 prompts.append(prompt)
-    about = re.compile(rf"(?<!\w)({re.escape(edited.object)}|{re.escape(edited.subject)})(?!\w)")
-    return [prompt for prompt in dict.fromkeys(prompts) if not about.search(prompt)]
+    about = [mention_of(name) for name in (edited.object, edited.subject)]
+    return [prompt for prompt in dict.fromkeys(prompts) if not any(name.search(prompt) for name in about)]
 
 
 def _record(

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import sha256_of, user_path
 from edit_hooks.utils.json_io import read_json
-from judges.match import SHORT, normalize
+from judges.match import is_short, normalize
 from lm_edit.builders.facts import Fact
 from lm_edit.builders.knowgic.graph import Edit, KnowledgeGraph, Origin, Relation, parse_graph
 from lm_edit.builders.knowgic.growth import SECOND_LINK, SECOND_OBJECT
@@ -239,7 +239,7 @@ def _key(name: str) -> str:
 
 def _key_of_other(name: str) -> str:
     """The same of other names, of which short ones count in their own case only ("IT" is no name of "It")."""
-    return normalize(name, keep_case=len(normalize(name)) <= SHORT) or name
+    return normalize(name, keep_case=is_short(name)) or name
 
 
 class _Names:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edit_hooks.utils.errors import EditingError, near_misses
-from judges.match import alias_match, any_exact_match, has_answer, normalize
+from judges.match import alias_match, any_exact_match, has_answer, is_short
 from lm_edit.builders.facts import Fact
 from lm_edit.builders.knowgic.graph import Edit, Relation
 from lm_edit.builders.replies import is_usable, template_of
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
 # The relations whose questions are the ten templates of ThinkEdit's table 8, by Wikidata id.
 THINKEDIT_RELATIONS = ("P27", "P40", "P170", "P26", "P641", "P495", "P178", "P937", "P108", "P176")
-
-# Other names of at most that many characters are left out: codes of countries are also common words ("IN", "CAN"),
-# which many a response has.
-LONGEST_CODE = 3
 
 NO_QUESTION = "no fact of the record's chains has the prompt of the edit, so it has no question"
 NO_TEMPLATE = "question or statement does not have the subject exactly once, and words beside it"
@@ -201,8 +197,9 @@ def _candidate(
         return NO_TEMPLATE
     if not all(map(is_usable, (*fact, request.target_new))):
         return UNUSABLE
+    # Short other names are left out: codes of countries are also common words ("IN", "CAN"), which many a response has.
     others = names.get((request.bare_text, fact.object), [fact.object])[1:]
-    accepted = [fact.object, *(name for name in others if len(normalize(name)) > LONGEST_CODE)]
+    accepted = [fact.object, *(name for name in others if not is_short(name))]
     if alias_match(fact.subject, accepted):
         return HAS_OBJECT
     if has_answer(question, accepted):

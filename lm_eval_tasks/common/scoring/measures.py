@@ -15,7 +15,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from edit_hooks.answers import FailedAnswer, GeneratedText, ScoredContinuation, StateSimilarity
 from judges.base import CORRECT, Verdict
-from judges.match import alias_match, exact_match, normalize
+from judges.match import alias_match, exact_match, words
+from judges.squad import squad_match
 from lm_eval_tasks.common.asking.answers import NEEDS_EDITED_HF, Answer, why_no_answer, why_without_tokens
 from lm_eval_tasks.common.asking.probes import ProbeAnswers
 from lm_eval_tasks.common.scoring import primitives as scoring
@@ -305,11 +306,13 @@ def both_empty(answer: Answer | None) -> float:
 
 
 def generated_match(answer: Answer | None, gold: str, *, unedited: bool = False) -> float:
-    """EM: 1 if the generation equals the gold answer after normalization.
-
-    The generation ends at its natural stop.
-    """
+    """EM: 1 if the generation, up to its natural stop, equals the gold answer after normalization, in any language."""
     return float(exact_match(generated_text(answer, unedited=unedited).text, gold))
+
+
+def generated_squad_match(answer: Answer | None, gold: str) -> float:
+    """EM as published: 1 if the generation equals the gold answer after SQuAD's normalization, which is for English."""
+    return float(squad_match(generated_text(answer).text, gold))
 
 
 def generated_contains(answer: Answer | None, gold: str) -> float:
@@ -328,14 +331,14 @@ def goes_on(answer: Answer | None, gold: str) -> float:
 def repeats(answer: Answer | None, gold: str) -> float:
     """1 if the gold answer, at the beginning of the generation, is followed by itself ("meaningless repetition")."""
     rest = following_words(generated_text(answer).text, gold)
-    words = normalize(gold).split()
-    return float(bool(rest) and rest[: len(words)] == words)
+    gold_words = words(gold)
+    return float(bool(rest) and rest[: len(gold_words)] == gold_words)
 
 
 def following_words(text: str, gold: str) -> list[str]:
     """The words after the gold answer in a text that begins with it, after normalization; else none."""
-    words, wanted = normalize(text).split(), normalize(gold).split()
-    return words[len(wanted) :] if wanted and words[: len(wanted)] == wanted else []
+    found, wanted = words(text), words(gold)
+    return found[len(wanted) :] if wanted and found[: len(wanted)] == wanted else []
 
 
 def judged_correct(answer: Answer | None) -> float:

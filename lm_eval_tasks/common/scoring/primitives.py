@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 
-from judges.match import normalize
+from judges.match import words
 
 
 def mean_nll(logprob: float, num_tokens: int) -> float:
@@ -55,7 +55,7 @@ def all_equal(left: Sequence[Hashable], right: Sequence[Hashable]) -> float:
 
 def first_word(text: str) -> str:
     """The first word after :func:`judges.match.normalize`, or the empty string."""
-    return normalize(text).partition(" ")[0]
+    return next(iter(words(text)), "")
 
 
 def harmonic_mean(values: Sequence[float]) -> float:

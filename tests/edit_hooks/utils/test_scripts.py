@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edit_hooks.utils.scripts import sentence_ends, separator_between, writes_spaces
+from edit_hooks.utils.scripts import is_latin, mention_of, sentence_ends, separator_between, writes_spaces
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,25 @@ def test_letters_have_scripts_with_or_without_spaces(text: str, expected: bool |
 )
 def test_sentences_end_by_script(texts: list[str], marks: str) -> None:
     assert sentence_ends(texts) == tuple(marks)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("Rome 1", True), ("Köln", True), ("", True), ("the \u03b1 helix", True), ("维生素 A", False)],
+)
+def test_most_letters_are_latin_or_not(text: str, expected: bool) -> None:
+    assert is_latin(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "count"),
+    [
+        ("Rome", "Rome, Romeo", 1),
+        ("罗马", "法国的罗马是罗马人", 2),
+        ("도쿄", "도쿄타워 도쿄", 1),
+        ("C++", "in C++ and C", 1),
+        ("", "a", 0),
+    ],
+)
+def test_a_name_is_found_as_whole_words_where_there_are_words(name: str, text: str, count: int) -> None:
+    assert len([found for found in mention_of(name).findall(text) if found]) == count

@@ -155,6 +155,9 @@ def test_published_records_and_demonstrations_are_read() -> None:
         ("", [""], False),
         (".", ["."], False),
         ("ELNA", ["Port Elna", "Elna"], True),
+        ("罗马。", ["罗马"], True),
+        ("रोम।", ["रोम"], True),
+        ("罗马是", ["罗马"], False),
     ],
 )
 def test_exact_is_equality_up_to_case_spaces_and_a_final_period(answer: str, accepted: list[str], right: bool) -> None:
@@ -171,6 +174,7 @@ def test_exact_is_equality_up_to_case_spaces_and_a_final_period(answer: str, acc
         ("ostrelia", ["Ostrel"], False),  # whole words
         ("OSTREL", ["Ostrel"], True),
         ("in dc", ["DC"], True),  # the answer itself
+        ("首都是罗马。", ["Rome", "罗马"], True),
         ("", ["", "IT"], False),
     ],
 )

@@ -8,9 +8,12 @@ import pytest
 from scripted import ScriptedLM
 from task_runs import build, metrics_of, run
 
+from edit_hooks.answers import GeneratedText
 from edit_hooks.request import EditRequest
+from edit_hooks.utils import logs
 from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.common.records.cases import Case, Question
+from lm_eval_tasks.common.scoring import measures
 from lm_eval_tasks.protocols import wild
 
 
@@ -33,6 +36,18 @@ def test_reliability_by_hand() -> None:
     assert found["efficacy_wild_em@wrong_em"] == pytest.approx(1 / 3)
     assert found["efficacy_wild_em@wrong_em_n"] == 3
     assert found["efficacy_wild_em@wrong_em_excluded"] == 1
+
+
+def test_answers_in_another_script(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The published exact match is for English, and a warning says so; our columns and populations are right."""
+    monkeypatch.setattr(logs, "_warned", set())
+    right, wrong, twice = (GeneratedText(raw=text) for text in ("罗马。", "巴黎。", "罗马、罗马"))
+    assert measures.generated_squad_match(right, "罗马") == 0.0
+    assert [measures.generated_match(answer, "罗马") for answer in (right, wrong)] == [1.0, 0.0]
+    assert [measures.generated_contains(answer, "罗马") for answer in (right, wrong)] == [1.0, 0.0]
+    assert [measures.goes_on(answer, "罗马") for answer in (right, wrong, twice)] == [0.0, 0.0, 1.0]
+    assert measures.repeats(twice, "罗马") == 1.0
+    assert [record.message for record in caplog.records if "made for English" in record.message]
 
 
 @pytest.mark.parametrize(

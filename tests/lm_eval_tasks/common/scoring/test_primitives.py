@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edit_hooks.answers import truncate
-from judges import match
+from judges import match, squad
 from lm_eval_tasks.common.scoring import primitives as scoring
 
 CASES = json.loads((paths.CASES / "scoring.json").read_text(encoding="utf-8"))
@@ -20,7 +20,7 @@ CASES = json.loads((paths.CASES / "scoring.json").read_text(encoding="utf-8"))
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['function']}-{json.dumps(case['args'])}"[:60])
 def test_worked_example(case: dict[str, Any]) -> None:
-    functions = {**vars(match), **vars(scoring), "truncate": truncate}
+    functions = {**vars(squad), **vars(match), **vars(scoring), "truncate": truncate}
     function = functions[case["function"]]
     expected = case["expected"]
     if isinstance(expected, float):
@@ -31,6 +31,7 @@ def test_worked_example(case: dict[str, Any]) -> None:
 def test_every_primitive_has_a_worked_example() -> None:
     for module in (match, scoring):
         defined = {name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
+        defined = {name for name in defined if not name.startswith("_")}
         assert defined and defined <= {case["function"] for case in CASES}
 
 
