@@ -11,6 +11,7 @@ from edit_hooks.utils.printable import printable
 EXIT_CODE = 2  # of commands that end with a user error, as for mistakes in arguments
 DEBUG_VARIABLE = "LM_EDIT_DEBUG"  # brings tracebacks of user errors back
 MAX_QUOTED = 200  # characters of a name that hints and lists repeat
+MAX_KEYS = 6  # unknown keys that one message names by themselves, and as many in a list
 
 
 class EditingError(ValueError):
@@ -75,11 +76,21 @@ def unknown_keys_error(
     """
     known = sorted(known)
     keys = sorted(str(key)[:MAX_QUOTED] for key in unknown)
-    lines = [f"unknown {what} {key!r}.{near_misses(key, dict.fromkeys([*known, *hints]))}" for key in keys]
+    found = [(key, near_misses(key, dict.fromkeys([*known, *hints]))) for key in keys]
+    found.sort(key=lambda pair: not pair[1])  # those with a hint first
+    lines = [f"unknown {what} {key!r}.{hint}" for key, hint in found[:MAX_KEYS]]
+    if more := [repr(key) for key, _ in found[MAX_KEYS:]]:
+        listed = ", ".join(more[:MAX_KEYS]) + (", ..." if len(more) > MAX_KEYS else "")
+        lines.append(f"and {len(more)} more: {listed}.")
     return EditingError("\n".join([*lines, f"Accepted: {', '.join(known)}{f', and {others}' if others else ''}."]))
 
 
 def first_line(error: BaseException) -> str:
-    """Type and first line of another library's error, for a message of our own."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    """Type and first line of another library's error, for a message of our own.
+
+    A line that ends in a colon announces the next one, which then follows.
+    """
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    count = next((number for number, line in enumerate(lines, start=1) if not line.endswith(":")), len(lines))
+    text = " ".join(lines[:count])
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

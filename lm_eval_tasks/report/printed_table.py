@@ -16,7 +16,7 @@ from lm_eval_tasks.report.run_facts import is_editing_task
 
 MAX_REASONS = 3
 MAX_NAMES = 2
-MAX_REASON_CHARACTERS = 160
+MAX_REASON_CHARACTERS = 300
 
 
 def shown_results(results: Mapping[str, Any], column: str) -> dict[str, Any]:

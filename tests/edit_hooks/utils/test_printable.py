@@ -6,8 +6,10 @@ import logging
 import pickle
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from edit_hooks.utils.errors import EditingError, unknown_keys_error
+from edit_hooks.utils.errors import EditingError, first_line, unknown_keys_error
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.printable import MAX_MESSAGE, printable
 from judges.base import CoverageError
@@ -21,6 +23,42 @@ def test_long_texts_keep_beginning_and_end() -> None:
     shown = printable("start" + "\x00" * 10**6 + "end")
     assert len(shown) <= MAX_MESSAGE and shown.startswith("start\\x00") and shown.endswith("end")
     assert "characters" in shown
+
+
+def test_quoted_values_are_shortened_before_the_words_around_them() -> None:
+    prompts = [f"{name} {'x' * 900} {name}" for name in ("first", "second", "it's")]
+    quoted = " and ".join(map(repr, prompts))
+    message = printable(f"the user's prompts {quoted} don't fit the model's context; shorten them, or use another.")
+    assert len(message) <= MAX_MESSAGE
+    assert message.startswith("the user's prompts 'first xxx") and " [...] " in message
+    assert message.endswith("""it's" don't fit the model's context; shorten them, or use another.""")
+    assert printable(message) == message
+    assert printable("'" + "x" * 200 + "' is long", 60).endswith("' is long")
+
+
+@given(
+    st.lists(st.one_of(st.text(max_size=400), st.text(max_size=400).map(repr)), max_size=9).map(" ".join),
+    st.integers(60, 400),
+)
+def test_a_shortened_text_is_within_its_limit_printable_and_shortened_once(text: str, limit: int) -> None:
+    shown = printable(text, limit)
+    assert len(shown) <= limit and shown.replace("\n", "").isprintable()
+    assert printable(shown, limit) == shown and (shown == text or len(text) > limit or not text.isprintable())
+
+
+def test_errors_of_libraries_keep_the_line_that_has_the_reason() -> None:
+    assert first_line(RuntimeError("Error(s) in loading Model:\n\n\tsize mismatch\n\tmore")) == (
+        "RuntimeError: Error(s) in loading Model: size mismatch"
+    )
+    assert first_line(ValueError("one\ntwo")) == "ValueError: one" and first_line(OSError()) == "OSError"
+
+
+def test_many_unknown_keys_leave_room_for_the_accepted_ones() -> None:
+    keys = [f"foreign_{number}" for number in range(40)]
+    message = str(unknown_keys_error("setting", [*keys, "clampfactor"], ["lr", "clamp_factor"]))
+    first, *_, more, accepted = message.splitlines()
+    assert first == "unknown setting 'clampfactor'. Did you mean 'clamp_factor'?"
+    assert more.startswith("and 35 more: 'foreign_") and accepted == "Accepted: clamp_factor, lr."
 
 
 @pytest.mark.parametrize("kind", [EditingError, CoverageError])
