@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from jinja2 import TemplateError
@@ -134,11 +134,13 @@ class PromptContext:
     Attributes:
         before, after: the text, white space and control tokens included.
         separator: white space between ``after`` and the target; ``None``: that of the edit, by its record or scripts.
+        strips: the context drops white space around its prompt, as many chat templates do; no part of a record.
     """
 
     before: str = ""
     after: str = ""
     separator: str | None = None
+    strips: bool = field(default=False, compare=False)
 
     @classmethod
     def of(cls, value: object) -> PromptContext:
@@ -149,7 +151,7 @@ class PromptContext:
         """
         if isinstance(value, cls):
             return value
-        known = [field.name for field in fields(cls)]
+        known = ["before", "after", "separator"]
         if not isinstance(value, Mapping) or not all(
             isinstance(text, str) or (text is None and name == "separator") for name, text in value.items()
         ):
@@ -167,7 +169,7 @@ class PromptContext:
         return PromptContext(self.before + before, after.rstrip() + self.after, self.separator)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"before": self.before, "after": self.after, "separator": self.separator}
 
 
 BARE = PromptContext()
@@ -192,7 +194,9 @@ def chat_context(template: ChatTemplate) -> PromptContext:
             f"the chat template shows the user's message {len(parts) - 1} times ({text[:200]!r}); exactly once is "
             "needed. Use edit_context=bare or edit_context=qa."
         )
-    return PromptContext(parts[0], parts[1], answer_separator(template))
+    spaced = f"\n{_MARKER}\n"
+    strips = spaced not in template([{"role": "user", "content": spaced}], True)
+    return PromptContext(parts[0], parts[1], answer_separator(template), strips)
 
 
 def answer_separator(template: ChatTemplate) -> str:

@@ -180,7 +180,7 @@ class EditRequest:
         """The same edit, made in a context.
 
         Raises:
-            EditingError: the request has a context already.
+            EditingError: the request has a context already, or the context drops white space of the prompt.
         """
         if context == BARE:
             return self
@@ -188,6 +188,12 @@ class EditRequest:
             raise EditingError(
                 f"the edit request {self.bare_text!r}{self._case} has a context already; drop its field 'context' or "
                 "use edit_context=bare."
+            )
+        if context.strips and self.bare_text != self.bare_text.strip():
+            raise EditingError(
+                f"the chat template drops the white space around {self.bare_text!r}{self._case}, so the edit would be "
+                "made on another text than questions show. Use edit_context=bare or edit_context=qa, or drop the line "
+                "breaks at the edges of the prompt."
             )
         return replace(self, context=context)
 
@@ -219,7 +225,8 @@ class EditRequest:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-able mapping without absent fields; inverse of :meth:`from_dict`."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        record = {**asdict(self), "context": self.context and self.context.to_dict()}
+        return {name: value for name, value in record.items() if value is not None}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], where: str = "") -> EditRequest:

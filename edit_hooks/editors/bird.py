@@ -62,10 +62,14 @@ from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError, UnusableRequestError, near_misses
 from edit_hooks.utils.files import read_text
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.numbers import NON_NEGATIVE
 from edit_hooks.utils.pinned_file import PinnedFile
+from edit_hooks.utils.scripts import is_latin, warn_of_english_rule
 from edit_hooks.utils.slots import split_template
 from edit_hooks.utils.yaml_io import read_yaml
+
+log = get_logger("lm_eval.edited_hf")
 
 PHRASES = Path(__file__).parent / "data" / "relation_phrases.yaml"
 # The last commit of BAKE's release that contains BIRD.
@@ -236,6 +240,9 @@ def expressions_of(request: EditRequest, config: BIRDConfig) -> Expressions:
     if uses_old and request.target_true is None:
         raise UnusableRequestError(f"{where} has no 'target_true', which BIRD moves away from; add it, or set beta: 0.")
     forward, backward = table[request.relation_id]
+    if is_latin(forward + backward):
+        remedy = "Give phrases of your language: relation_phrases: {relation: [phrase, phrase]}."
+        warn_of_english_rule(log, "the relation phrases of bird", [request.bare_text], remedy)
     assert request.subject is not None
     return Expressions(
         request.subject, forward, backward, request.target_new, request.target_true if uses_old else None

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from edit_hooks.prompt_context import read_separator, separator_name
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import SEED
 from edit_hooks.utils.printable import printable
@@ -121,7 +122,8 @@ def _print_next_steps(edits: Sequence[SavedEdit], args: argparse.Namespace) -> N
     if not edits:
         return
     file, is_stream = edits[0].file, args.sequential and len(edits) > 1
-    words = _model_words({**loading_options(args), "load_edit": file.parent if is_stream else file})
+    separator = {} if args.separator is None else {"separator": separator_name(read_separator(args.separator))}
+    words = _model_words({**loading_options(args), **separator, "load_edit": file.parent if is_stream else file})
     say(f"evaluate: lm_eval --model edited_hf --model_args {words} --tasks ...")
     together = edits if is_stream else edits[:1]
     if formats := [name for name in edits[0].formats if all(name in edit.formats for edit in together)]:

@@ -11,10 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edit_hooks.prompt_context import QA_INSTRUCTION, statement
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.numbers import POSITIVE, require_number, require_whole
+from edit_hooks.utils.scripts import warn_of_english_rule
 from lm_eval_tasks.common.settings import Setting, Settings, choice_setting
 from lm_eval_tasks.knowgic.case import Hop
 from lm_eval_tasks.protocols.fluency import GENERATION_SEED
+
+logger = get_logger("lm_eval.editing_tasks")
 
 CONTEXTS = {"qa_inst": QA_INSTRUCTION, "question_only": "{question}"}
 
@@ -63,7 +67,11 @@ class Form:
     def prompt(self, hop: Hop, settings: Settings) -> str:
         """The prompt about a fact, in the context that the settings choose."""
         asked = self.ask(hop)
-        return asked if self.is_statement else CONTEXTS[KNOWGIC_CONTEXT.read(settings)].replace("{question}", asked)
+        prompt = asked if self.is_statement else CONTEXTS[KNOWGIC_CONTEXT.read(settings)].replace("{question}", asked)
+        if prompt not in (hop.question, hop.statement):
+            remedy = "Without: --metadata knowgic_context=question_only, in the form that asks for the object."
+            warn_of_english_rule(logger, "wordings and instruction of knowgic", [hop.statement], remedy)
+        return prompt
 
     @property
     def stops(self) -> Sequence[str]:

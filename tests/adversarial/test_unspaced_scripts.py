@@ -163,5 +163,7 @@ def test_the_command_line_has_the_separator(
     index = {name: json.loads((tmp_path / name / "edits.json").read_text()) for name in ("auto", "space")}
     requests = {name: one["edits"][0]["requests"][0] for name, one in index.items()}
     assert "separator" not in requests["auto"] and requests["space"]["separator"] == " "
+    printed = capsys.readouterr().out
+    assert f"separator=space,load_edit={tmp_path / 'space'}" in printed and printed.count("separator=") == 1
     assert main([*command, "--separator", "x", "--out", str(tmp_path / "x")]) == 2
     assert "separator='x' is not accepted" in capsys.readouterr().err

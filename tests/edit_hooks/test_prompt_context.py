@@ -155,3 +155,22 @@ def test_other_separators_are_refused(value: object) -> None:
     if value is not None:
         with pytest.raises(EditingError, match=r"'separator' of case 7=.*white space"):
             EditRequest(prompt="a", target_new="b", case_id="7", separator=value)  # type: ignore[arg-type]
+
+
+def test_a_chat_template_that_drops_white_space_refuses_a_prompt_that_needs_it() -> None:
+    """Questions would show another text than the edit; white space inside of a prompt stays."""
+
+    def strips(messages: Messages, add_generation_prompt: bool) -> str:
+        return f"<user>{messages[0]['content'].strip()}</user><model>\n"
+
+    block = EditRequest(prompt="def area(r):\n", target_new="    return r", case_id="4")
+    with pytest.raises(EditingError, match=r"drops the white space around.*of case 4.*edit_context=bare"):
+        block.in_context(chat_context(strips))
+    kept = chat_context(template("<user>Q</user>", "<model>\n", "<model>\nA"))
+    assert block.in_context(kept).text == "<user>def area(r):\n</user><model>\n"
+    plain = EditRequest(prompt="Who\nis it?", target_new="me")
+    assert plain.in_context(chat_context(strips)).to_dict()["context"] == {
+        "before": "<user>",
+        "after": "</user><model>\n",
+        "separator": "",
+    }

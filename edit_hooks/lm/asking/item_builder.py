@@ -151,16 +151,21 @@ class ItemBuilder:
         it, tokenized together. The wanted id is the first one of the token's own text, tokenized alone: another id than
         the token's where a character has several tokens. A token without any text counts as the end of text, the
         padding of the release's batches.
+
+        The release knows targets after a space. By itself, a target without one can begin with other tokens than after
+        its prompt (the mark of a text's start, as ``▁`` of Llama 2), so it has the tokens of the whole text.
         """
         lm = self._lm
         if rule not in get_args(TokenPrompts):
             accepted = ", ".join(get_args(TokenPrompts))
             raise EditingError(f"a document asks for token_prompts={rule!r}; {accepted} are accepted.")
         require_text(context + continuation)
+        space = continuation[: len(continuation) - len(continuation.lstrip())]
+        if not space:
+            return self._glued_token_prompts(context, continuation, rule)
         target = lm.tok_encode(continuation, add_special_tokens=False)
         if not target:
             raise UnusableRequestError(f"continuation {continuation!r} has no token.")
-        space = continuation[: len(continuation) - len(continuation.lstrip())]
         contexts, wanted, num_cut = [], [], 0
         for number, token in enumerate(target):
             prefix = lm.tokenizer.decode(target[:number]) if number else ""
@@ -173,6 +178,13 @@ class ItemBuilder:
             num_cut = max(num_cut, len(ids) - lm.max_length)
         by_token = TokenContexts(rule, tuple(contexts))
         return Built(ScoreItem(contexts[0], tuple(wanted), (context, continuation), by_token), num_cut)
+
+    def _glued_token_prompts(self, context: str, continuation: str, rule: TokenPrompts) -> Built[ScoreItem]:
+        """The prompts of the tokens of a target that follows its prompt without a space."""
+        whole = self.score_item(context, continuation)
+        ids, target = whole.item.context, whole.item.continuation
+        by_token = TokenContexts(rule, tuple((*ids, *target[:number]) for number in range(len(target))))
+        return whole._replace(item=replace(whole.item, by_token=by_token))
 
     def stock_score_item(self, context: str, continuation: str) -> Built[ScoreItem]:
         """Build the item of a stock task from texts, with the tokens that lm-eval scores."""

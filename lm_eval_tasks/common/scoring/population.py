@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edit_hooks.prompt_context import QA_INSTRUCTION
+from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.scripts import warn_of_english_rule
 from judges.base import Verdict
 from judges.match import exact_match
 from lm_eval_tasks.common.asking.probes import PLACEHOLDER, CaseAnswers, Probe
@@ -23,6 +25,8 @@ from lm_eval_tasks.common.records.cases import EFFICACY, Case
 from lm_eval_tasks.common.scoring.columns import ALL_CASES, over
 from lm_eval_tasks.common.scoring.measures import Measure, Unscored, exclude_if, generated_match, judged_correct
 from lm_eval_tasks.common.settings import Settings, choice_setting
+
+logger = get_logger("lm_eval.editing_tasks")
 
 WRONG_EM, WRONG_JUDGE = "wrong_em", "wrong_judge"
 POPULATIONS = (ALL_CASES, WRONG_EM, WRONG_JUDGE)
@@ -42,6 +46,8 @@ def with_helper(case: Case, settings: Settings, probes: Sequence[Probe]) -> Sequ
     if not probes or POPULATION.read(settings) == ALL_CASES:
         return probes
     (question,) = case.questions(EFFICACY)
+    rule, remedy = f"the instruction of population={POPULATION.read(settings)}", "All cases: --metadata population=all."
+    warn_of_english_rule(logger, rule, [question.prompt], remedy)
     helper = Probe(
         kind=PRE_EDIT,
         prompt=QA_INSTRUCTION.replace("{question}", question.prompt),

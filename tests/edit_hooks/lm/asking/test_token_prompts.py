@@ -163,3 +163,20 @@ def test_what_cannot_be_asked_is_refused(family_model: Any) -> None:
         item_of(lm, " Ull", "spaced")
     with pytest.raises(UnusableRequestError, match="has no token"):
         item_of(lm, "", "as_decoded")
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama-2", "mistral-3", "gemma"])
+@pytest.mark.parametrize(("prompt", "target"), [("挪威的首都是", "利马"), ("Call qulib.", "open_pane")])
+def test_a_target_without_a_space_has_its_tokens_of_the_whole_text(
+    family_model: Any, family: str, prompt: str, target: str
+) -> None:
+    """By itself it would begin with the mark of a text's start, "▁", in some families."""
+    lm = family_model(family)
+    item = lm.items.from_instance(instance(asked(RULE), prompt, target))[0]
+    along = lm.items.from_instance(instance(asked(None), prompt, target))[0]
+    assert item.continuation == along.continuation
+    assert item.by_token.ids == tuple(
+        (*along.context, *along.continuation[:number]) for number in range(len(along.continuation))
+    )
+    text = lm.tokenizer.decode([*item.by_token.ids[-1], item.continuation[-1]], skip_special_tokens=True)
+    assert text.removeprefix(" ") == prompt + target
