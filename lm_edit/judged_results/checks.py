@@ -13,6 +13,7 @@ from lm_eval.utils import handle_non_serializable, hash_string
 from edit_hooks.utils.printable import printable
 from lm_edit.judged_results.replay import SavedTask, another_task, as_json, build_task, plain_pipelines, with_answers
 from lm_eval_tasks.common.scoring.columns import COMPANIONS, SEPARATOR, SUMMARIES
+from lm_eval_tasks.common.scoring.metric_list import declared_metrics
 from lm_eval_tasks.common.scoring.population import WRONG_JUDGE
 from lm_eval_tasks.common.task.judge_filter import PIPELINE
 from lm_eval_tasks.common.task.stages import filter_all_stages
@@ -54,7 +55,8 @@ def _check_config(task: EditingTask, saved: SavedTask) -> None:
     if str(version) != str(task.VERSION):
         raise another_task(saved.file, saved.name, f"its version was {version}, and is {task.VERSION}")
     now = as_json(task.dump_config(), _none_for_callables)
-    for what, one in (("metrics", _metrics), ("filters", _filters), ("settings", lambda of: of.get("settings") or {})):
+    compared = {"metrics": declared_metrics, "filters": _filters, "settings": lambda of: of.get("settings") or {}}
+    for what, one in compared.items():
         before, after = one(config), one(now)
         for name in {**before, **after}:
             if not _agree(before.get(name), after.get(name)):
@@ -65,11 +67,6 @@ def _check_config(task: EditingTask, saved: SavedTask) -> None:
 def _none_for_callables(value: Any) -> Any:
     """Functions of a YAML file have another text in every process; see `_agree`."""
     return None if callable(value) else handle_non_serializable(value)
-
-
-def _metrics(config: Mapping[str, Any]) -> dict[str, Any]:
-    listed = [*(config.get("metric_list") or ()), *(config.get("other_metrics") or ())]
-    return {metric["metric"]: metric for metric in listed}
 
 
 def _filters(config: Mapping[str, Any]) -> dict[str, Any]:

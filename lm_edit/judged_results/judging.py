@@ -21,6 +21,7 @@ from lm_edit.judged_results.replay import Judged, SavedTask, build_task, items_t
 from lm_edit.judged_results.sources import Source, find_sources
 from lm_edit.judged_results.writing import write_judged, written_before
 from lm_eval_tasks.common.scoring.columns import is_number
+from lm_eval_tasks.common.scoring.metric_list import declared_metrics
 from lm_eval_tasks.common.task.judge_filter import PIPELINE
 
 log = get_logger(__name__)
@@ -160,8 +161,8 @@ def _with_state(num_written: int, judge: ModelJudge) -> Iterator[None]:
 
 def _columns(source: Source, judged: Mapping[str, Judged]) -> Iterator[JudgedColumn]:
     for task, result in judged.items():
-        listed = [*result.config["metric_list"], *result.config["other_metrics"]]
-        for metric in (one["metric"] for one in listed if one.get("from") == "judge"):
+        declared = declared_metrics(result.config)
+        for metric in (name for name, one in declared.items() if one.get("from") == "judge"):
             value = result.columns.get(f"{metric},{PIPELINE}")
             number = float(value) if is_number(value) else None
             num_cases = result.columns.get(f"{metric}_n,{PIPELINE}", 0)

@@ -19,6 +19,7 @@ from judges.base import Item
 from lm_edit.results.runs import ResultFile
 from lm_edit.results.samples import read_saved_response
 from lm_eval_tasks.common.asking.probes import Probe, case_requests
+from lm_eval_tasks.common.fillable import LEFT_OUT
 from lm_eval_tasks.common.saved_cases import SAVED_CASES, SavedCases
 from lm_eval_tasks.common.scoring.population import WRONG_JUDGE
 from lm_eval_tasks.common.settings import WRITTEN
@@ -110,7 +111,9 @@ class SavedTask:
 
     def cases(self, separator: str | None) -> SavedCases:
         """The documents and prompts of the run."""
-        return SavedCases([dict(row["doc"]) for row in self.firsts.values()], self.prompts, separator)
+        source = (self.saved_config.get("metadata") or {}).get("data_source") or {}
+        docs = [dict(row["doc"]) for row in self.firsts.values()]
+        return SavedCases(docs, self.prompts, separator, list(source.get(LEFT_OUT) or ()))
 
 
 def _have_layout(doc: Mapping[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from edit_hooks.utils.json_io import parse_json
 from lm_edit.results.runs import ResultFile
 from lm_eval_tasks.common.asking.generation import generation_text
 from lm_eval_tasks.common.scoring.columns import ALL_CASES, TOTALS, Column
+from lm_eval_tasks.common.scoring.metric_list import declared_metrics
 from lm_eval_tasks.common.scoring.population import WRONG_JUDGE
 from lm_eval_tasks.common.settings import SCORE_UNEDITED_CASES
 from lm_eval_tasks.report.portable import by_value
@@ -44,8 +45,7 @@ class TaskFacts:
     @cached_property
     def metrics(self) -> dict[str, Mapping[str, Any]]:
         """Metric -> what the task declares about it."""
-        listed = [*(self.config.get("metric_list") or ()), *(self.config.get("other_metrics") or ())]
-        return {metric["metric"]: metric for metric in listed if isinstance(metric.get("metric"), str)}
+        return declared_metrics(self.config)
 
     @cached_property
     def columns(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class TaskFacts:
         directions = (self.file.content.get("higher_is_better") or {}).get(self.task) or {}
         higher = directions.get(column.metric, declared.get("higher_is_better"))
         is_total = declared.get("aggregation") in TOTALS
-        if is_total or column.metric.endswith(UNEDITED):
+        if is_total or declared.get("model") == "unedited":
             higher = None  # a number of cases, or a fact about the unedited model: no direction is better
         is_share = self._is_share(column.metric)
         population = declared.get("population") or ALL_CASES

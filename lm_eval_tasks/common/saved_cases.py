@@ -19,12 +19,17 @@ class SavedCases:
         docs: the documents as their samples have them.
         prompts: for each document, the prompt of each of its probes.
         separator: white space between all prompts and targets, as a chat template has; ``None``: that of each question.
+        left_out: metrics that no record of the run's data could fill.
     """
 
     def __init__(
-        self, docs: Sequence[dict[str, Any]], prompts: Sequence[Sequence[str]], separator: str | None = None
+        self,
+        docs: Sequence[dict[str, Any]],
+        prompts: Sequence[Sequence[str]],
+        separator: str | None = None,
+        left_out: Sequence[str] = (),
     ) -> None:
-        self.docs, self.separator = list(docs), separator
+        self.docs, self.separator, self.left_out = list(docs), separator, left_out
         self._prompts = {id(doc): list(own) for doc, own in zip(self.docs, prompts, strict=True)}
 
     def prompts_of(self, doc: Mapping[str, Any]) -> list[str]:

@@ -34,7 +34,7 @@ from lm_eval_tasks.common.asking.answers import Answer
 from lm_eval_tasks.common.asking.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
 from lm_eval_tasks.common.scoring import measures
 from lm_eval_tasks.common.scoring.columns import SEPARATOR
-from lm_eval_tasks.common.scoring.measures import Failed, Measure, Unscored, all_true
+from lm_eval_tasks.common.scoring.measures import Excluded, Failed, Measure, Unscored, all_true
 from lm_eval_tasks.common.scoring.primitives import first_word
 from lm_eval_tasks.common.settings import Settings
 from lm_eval_tasks.knowgic.aliases import Aliases, find_aliases
@@ -186,13 +186,26 @@ def score_chains(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Meas
     }
     by_length["longer"] = ([chain for chain in chains if len(chain) > MAX_STEPS], f"chains of over {MAX_STEPS} steps")
     for length, (some, noun) in by_length.items():
-        found[f"ifr_{length}"] = functools.partial(scores.recovery, some, noun=noun)
-        found[f"ifr_{length}_active"] = functools.partial(scores.num_active, some)
-        found[f"ifr_{length}_active_after"] = functools.partial(scores.num_active, some, edited=True)
+        found |= {
+            f"ifr_{length}": _if_any(some, functools.partial(scores.recovery, some, noun=noun)),
+            f"ifr_{length}_active": _if_any(some, functools.partial(scores.num_active, some)),
+            f"ifr_{length}_active_after": _if_any(some, functools.partial(scores.num_active, some, edited=True)),
+        }
     for steps in range(1, MAX_STEPS + 1):
-        short = [chain for chain in chains if len(chain) <= steps]
-        found[f"deep_edited_{steps}"] = functools.partial(scores.deep_edited, short, f"chains of at most {steps} steps")
+        short, noun = [chain for chain in chains if len(chain) <= steps], f"chains of at most {steps} steps"
+        found[f"deep_edited_{steps}"] = _if_any(short, functools.partial(scores.deep_edited, short, noun))
     return {_column(name, doc["columns"]): measure for name, measure in found.items()}
+
+
+def _if_any(chains: Sequence[Any], measure: Measure) -> Measure:
+    """The measure of some chains; it excludes a record without them."""
+
+    def measured() -> Any:
+        if not chains:
+            raise Excluded
+        return measure()
+
+    return measured
 
 
 def _column(name: str, protocol: str) -> str:
@@ -254,8 +267,6 @@ class ChainScores:
         self, chains: Sequence[Sequence[Place]], *, clip: bool = False, noun: str = "chains"
     ) -> dict[str, float]:
         """IFR over the active ones of some chains, and the sum of their weights."""
-        if not chains:
-            raise Unscored(f"the record has no {noun}")
         weighted = [
             (ratio, 1 / math.sqrt(len(chain))) for chain in chains if (ratio := self._ratio(chain, clip)) is not None
         ]
@@ -290,8 +301,6 @@ class ChainScores:
             Unscored: if no chain is active on the unedited model: it could not deduce the fact either, so nothing is
                 left for the edit to remove.
         """
-        if not chains:
-            raise Unscored(f"the record has no {noun}")
         if not self.num_active(chains):
             raise Unscored(f"the unedited model answers none of the {noun}")
         return float(not self.num_active(chains, edited=True))

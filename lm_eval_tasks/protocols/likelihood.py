@@ -22,7 +22,13 @@ from lm_eval_tasks.common.asking.probes import CaseAnswers, Probe, ProbeAnswers,
 from lm_eval_tasks.common.records.cases import EFFICACY, KINDS, NEIGHBORHOOD, PARAPHRASE, Case, Question
 from lm_eval_tasks.common.scoring import measures
 from lm_eval_tasks.common.scoring.columns import ALL_CASES, over
-from lm_eval_tasks.common.scoring.measures import Measure, Score, Unscored, any_true, evaluate, exclude_if, mean_over
+from lm_eval_tasks.common.scoring.measures import (
+    ComponentMeasure,
+    Measure,
+    any_true,
+    exclude_if,
+    mean_over,
+)
 from lm_eval_tasks.common.settings import Settings, switch_setting
 
 GENERATE = switch_setting(
@@ -254,13 +260,4 @@ def edit_score(scores: Mapping[str, Measure], factors: Sequence[Sequence[str]]) 
     Returns:
         A measure whose value has ``None`` for components that are unscored or excluded. It is unscored if all are.
     """
-
-    def components() -> Score:
-        evaluated = [[evaluate(scores[name]) for name in factor] for factor in factors]
-        reasons = dict.fromkeys(score.reason for factor in evaluated for score in factor if score.reason is not None)
-        values = [[score.value for score in factor] for factor in evaluated]
-        if all(value is None for factor in values for value in factor):
-            raise Unscored("; ".join(reasons) or "no component")
-        return Score(value=values, reason="; ".join(reasons) or None)
-
-    return components
+    return ComponentMeasure([[scores[name] for name in factor] for factor in factors])

@@ -18,7 +18,7 @@ from lm_eval_tasks.common.asking.documents import of_all_cases
 from lm_eval_tasks.common.asking.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
 from lm_eval_tasks.common.records.cases import Case
 from lm_eval_tasks.common.scoring import measures
-from lm_eval_tasks.common.scoring.measures import Measure, case_mean
+from lm_eval_tasks.common.scoring.measures import Measure, Unscored, case_mean
 from lm_eval_tasks.common.settings import Settings
 from lm_eval_tasks.protocols.other_objects import draw_other_objects
 from lm_eval_tasks.protocols.wordings import CLOZE, QUESTION, Wording, fill
@@ -85,7 +85,12 @@ def score_mcq(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure
             shares = _choice(answered, unedited=unedited)
             return math.fsum(part for found, part in zip(roles, shares, strict=True) if found == role)
 
-        return lambda: case_mean(map(chosen, probes), NO_OPTIONS)
+        def mean() -> float:
+            if probes and role not in roles:
+                raise Unscored(f"the question has no option {role!r}")
+            return case_mean(map(chosen, probes), NO_OPTIONS)
+
+        return mean
 
     def position_bias() -> float:
         by_letter = dict.fromkeys(LETTERS, 0.0)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from edit_hooks.utils.logs import get_logger
 from lm_eval_tasks.common.scoring.aggregation import FIRST_TOKEN_KL, FIRST_TOKEN_KL_NOT_FINITE
+from lm_eval_tasks.common.scoring.metric_list import declared_metrics
 from lm_eval_tasks.common.task.stages import IMMEDIATE
 
 log = get_logger("lm_eval.edited_hf")
@@ -89,7 +90,7 @@ def _columns(results: Mapping[str, Any]) -> Iterator[_Column]:
     for task, values in results["results"].items():
         config = results["configs"].get(task, {})
         pipelines = dict.fromkeys(key.partition(",")[2] for key in values if "," in key)
-        for metric in [*(config.get("metric_list") or ()), *(config.get("other_metrics") or ())]:
+        for metric in declared_metrics(config).values():
             for pipeline in pipelines:
                 yield _Column(task, str(config.get("custom_dataset")), metric, pipeline, values)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from edit_hooks.utils.printable import printable
 from lm_eval_tasks.common.scoring.columns import NOT_AVAILABLE, SUMMARIES, Column, read_columns
+from lm_eval_tasks.common.scoring.metric_list import declared_metrics, exclusion_clause
 from lm_eval_tasks.report.run_facts import is_editing_task
 
 MAX_REASONS = 3
@@ -105,12 +106,14 @@ def _left_out_by(pipeline: str, task: str, saved: Mapping[str, Any], results: Ma
         judged = " by the judge" if pipeline == "judge" else ""
         yield f"{unscored} of {num_cases} cases unscored{judged}: {', '.join(named[:MAX_REASONS])}{more}"
     columns = [column for column in _columns(saved) if column.filter == pipeline]
-    excluded: dict[float, list[str]] = {}
+    declared = declared_metrics(results.get("configs", {}).get(task, {}))
+    excluded: dict[tuple[str, float], list[str]] = {}
     for column in columns:
         if count := column.number("excluded"):
-            excluded.setdefault(count, []).append(column.name)
-    for count, names in excluded.items():
-        yield f"{count:g} of {num_cases} cases excluded by the published filter from {_some(names)}"
+            reason = exclusion_clause(declared.get(column.metric, {}))
+            excluded.setdefault((reason, count), []).append(column.name)
+    for (reason, count), names in excluded.items():
+        yield f"{count:g} of {num_cases} cases {reason.format(columns=_some(names))}"
     zeros = [
         f"{column.name} {column.number('or_0'):.4f}"
         for column in columns

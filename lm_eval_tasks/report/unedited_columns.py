@@ -219,10 +219,10 @@ def _add_group_columns(
 
 
 def _declare(results: Mapping[str, Any], name: str, metric: str) -> None:
-    """Give the columns of a metric its direction, which the table shows as an arrow."""
+    """Give the difference its metric's direction, which the table shows as an arrow; no editor moves the other one."""
     directions = results["higher_is_better"].setdefault(name, {})
     for ending in (UNEDITED, DIFFERENCE):
-        directions[f"{metric}{ending}"] = directions.get(metric)
+        directions[f"{metric}{ending}"] = directions.get(metric) if ending == DIFFERENCE else None
 
 
 def paired_stderr(pairs: Sequence[tuple[Any, Any]], aggregation: Aggregation) -> float | str:

@@ -80,6 +80,6 @@ def test_only_shares_of_successes_have_the_column(task: str) -> None:
     for metric in built.config.metric_list:
         name = metric["metric"]
         is_value = name in VALUES or name.endswith(VALUE_ENDINGS)
-        is_share = metric["aggregation"] == "mean_scored" and directions[name] and not is_value
+        is_share = metric["aggregation"] == "mean_scored" and bool(directions[name]) and not is_value
         assert (f"{name}_or_0" in columns) == (f"{name}_zeroed" in columns) == is_share, name
         assert f"{name}_failed" in columns

@@ -65,6 +65,37 @@ class Score:
         return replace(self, value=self.over_questions or {"value": self.value, "weight": 1})
 
 
+@dataclass(frozen=True)
+class ComponentMeasure:
+    """A measure whose value has several components, each of which may be unscored or excluded.
+
+    Attributes:
+        factors: per factor of an edit score the measures whose mean it is.
+    """
+
+    factors: Sequence[Sequence[Measure]]
+
+    def __call__(self) -> Score:
+        """The value of each component, ``None`` if it is unscored or excluded.
+
+        Raises:
+            Unscored: if all components are.
+        """
+        evaluated = [[evaluate(measure) for measure in factor] for factor in self.factors]
+        reasons = dict.fromkeys(score.reason for factor in evaluated for score in factor if score.reason is not None)
+        values = [[score.value for score in factor] for factor in evaluated]
+        if all(value is None for factor in values for value in factor):
+            raise Unscored("; ".join(reasons) or "no component")
+        return Score(value=values, reason="; ".join(reasons) or None)
+
+
+def parts_of(measure: Measure) -> Sequence[Measure]:
+    """The measures of which a measure consists; in general the measure alone."""
+    if isinstance(measure, ComponentMeasure):
+        return [part for factor in measure.factors for part in factor]
+    return [measure]
+
+
 def evaluate(measure: Measure) -> Score:
     """Run a measure.
 
@@ -229,13 +260,18 @@ def nll(answer: Answer, *, unedited: bool = False) -> float:
 
 
 def prob(wanted: Answer, other: Answer, *, unedited: bool = False) -> float:
-    """PROB: 1 if the wanted target is strictly more likely per token."""
-    return scoring.prefers(nll(wanted, unedited=unedited), nll(other, unedited=unedited))
+    """PROB: 1 if the wanted target is strictly more likely per token.
+
+    A question without a competing target has that reason, also where the edit failed.
+    """
+    nll_other = nll(other, unedited=unedited)
+    return scoring.prefers(nll(wanted, unedited=unedited), nll_other)
 
 
 def prob_magnitude(wanted: Answer, other: Answer) -> float:
-    """Difference of the per-token probabilities of the two targets."""
-    return scoring.magnitude(nll(wanted), nll(other))
+    """Difference of the per-token probabilities of the two targets; see :func:`prob` for its reasons."""
+    nll_other = nll(other)
+    return scoring.magnitude(nll(wanted), nll_other)
 
 
 def tf_exact(answer: Answer, *, unedited: bool = False) -> float:

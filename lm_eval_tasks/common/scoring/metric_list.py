@@ -10,13 +10,30 @@ from lm_eval_tasks.common.scoring.columns import TOTALS
 from lm_eval_tasks.common.scoring.micro import micro_metrics
 from lm_eval_tasks.common.scoring.population import population_metrics
 
+# Which cases a metric excludes (its key ``filtered``): those of the published filter; those that the unedited model
+# answers already, a filter of ours in the same form; those whose record has no question of the metric; those outside
+# its population.
+CLAUSES = {
+    "published": "excluded by the published filter from {columns}",
+    "known": "excluded from {columns}: the unedited model has that answer already",
+    "not_asked": "without a question of {columns}",
+    "population": "outside the population of {columns}",
+}
+
+
+def exclusion_clause(metric: Mapping[str, Any]) -> str:
+    """Why a metric excludes cases: the end of a clause "3 of 8 cases ...", with a place for the columns' names."""
+    return CLAUSES.get(str(metric.get("filtered")), "excluded from {columns}")
+
 
 def select_metrics(metric_list: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The metrics of this run; by default means, and higher is better. A total has no direction."""
+    """The metrics of this run; by default means, and higher is better.
+
+    A total has no direction, nor has a metric of the unedited model, which is no success of an edit either.
+    """
     conditions = ("only_if", "only_with", "only_without")
     chosen = (
-        {"aggregation": "mean_scored", "higher_is_better": None if listed.get("aggregation") in TOTALS else True}
-        | {key: value for key, value in metric.items() if key not in conditions}
+        _defaults(listed) | {key: value for key, value in metric.items() if key not in conditions}
         for listed in metric_list
         if _applies(listed.get("only_if"), settings)
         and ("only_with" not in listed or settings.get(listed["only_with"]))
@@ -24,6 +41,12 @@ def select_metrics(metric_list: Sequence[Mapping[str, Any]], settings: Mapping[s
         for metric in population_metrics(listed, settings)
     )
     return [metric for one in chosen for metric in micro_metrics(one, settings)]
+
+
+def _defaults(listed: Mapping[str, Any]) -> dict[str, Any]:
+    if listed.get("model") == "unedited":
+        return {"aggregation": "mean_scored", "higher_is_better": None, "rate": False}
+    return {"aggregation": "mean_scored", "higher_is_better": None if listed.get("aggregation") in TOTALS else True}
 
 
 def _applies(only_if: str | Mapping[str, Any] | None, metadata: Mapping[str, Any]) -> bool:
@@ -35,6 +58,12 @@ def _applies(only_if: str | Mapping[str, Any] | None, metadata: Mapping[str, Any
 
 def _values(wanted: Any) -> Sequence[Any]:
     return wanted if isinstance(wanted, list) else [wanted]
+
+
+def declared_metrics(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Metric -> what a task declares about it, from the config that results save."""
+    listed = [*(config.get("metric_list") or ()), *(config.get("other_metrics") or ())]
+    return {metric["metric"]: metric for metric in listed if isinstance(metric.get("metric"), str)}
 
 
 def is_rate(metric: Mapping[str, Any]) -> bool:

@@ -65,8 +65,9 @@ def population_metrics(metric: Mapping[str, Any], settings: Settings) -> list[di
     if metric.get("filtered_by") != POPULATION.name or (population := POPULATION.read(settings)) == ALL_CASES:
         return [plain]
     rest = {key: value for key, value in plain.items() if key not in ("role", "chance")}
-    name = over(metric["metric"], population)
-    return [plain, {**rest, "metric": name, "filtered": True, "population": population, "over": metric["metric"]}]
+    name = metric["metric"]
+    restricted = {"filtered": POPULATION.name, "population": population, "over": name}
+    return [plain, {**rest, "metric": over(name, population), **restricted}]
 
 
 def restrict(measure: Measure, metric: Mapping[str, Any], answers: CaseAnswers) -> Measure:

@@ -6,7 +6,7 @@ member that a new release of lm-eval no longer has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from lm_eval.api.filter import FilterEnsemble
@@ -76,6 +76,13 @@ class HarnessTask(ConfigurableTask):
         self._aggregation_list[name] = aggregation
         if higher_is_better is not None:
             self._higher_is_better[name] = higher_is_better
+
+    def drop_metrics(self, names: Collection[str]) -> None:
+        """Leave metrics of ``metric_list`` out."""
+        self.config.metric_list = [metric for metric in self.config.metric_list if metric["metric"] not in names]
+        for name in names:
+            for declared in (self._metric_fn_list, self._aggregation_list, self._higher_is_better):
+                declared.pop(name, None)
 
 
 def filter_classes(pipeline: FilterEnsemble) -> list[Any]:

@@ -12,7 +12,8 @@ A task's YAML uses four keys of lm-eval in a special way:
 - ``metric_list``: the metrics of that mapping. Besides lm-eval's keys, ``only_if: <setting>`` drops a metric where the
   setting is off (``only_if: {<setting>: <value>}`` where it has another value), ``only_with`` and ``only_without``
   where a setting has no value or has one, ``rate: false`` marks one that is no share of successes (it has no columns
-  ``<metric>_or_0`` and ``<metric>_zeroed``), ``filtered: true`` one from which a published filter may exclude cases,
+  ``<metric>_or_0`` and ``<metric>_zeroed``), ``model: unedited`` one that no editor can move, which has no direction
+  either, ``filtered`` one from which cases are excluded, and which (:mod:`lm_eval_tasks.common.scoring.metric_list`),
   ``filtered_by: population`` one with a second column over the run's population
   (:mod:`lm_eval_tasks.common.scoring.population`), ``from: judge`` one that only judged pipelines report
   (:mod:`lm_eval_tasks.common.task.judge_filter`), and ``chance`` and ``role`` are what
@@ -50,6 +51,7 @@ from lm_eval_tasks.common.asking.generation import (
     stops_of_scripts,
 )
 from lm_eval_tasks.common.asking.probes import OWN_CHAT, PLACEHOLDER, CaseAnswers, case_requests, mark_unusable
+from lm_eval_tasks.common.fillable import LEFT_OUT, unfillable
 from lm_eval_tasks.common.records.benchmark import Benchmark
 from lm_eval_tasks.common.saved_cases import take_saved_cases
 from lm_eval_tasks.common.scoring.aggregation import AGGREGATIONS, STANDARD_ERRORS, retention_matrix
@@ -110,6 +112,7 @@ class EditingTask(HarnessTask):
         config: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(data_dir, cache_dir, download_mode, config)
+        self._leave_out_unfillable()
         self.decodings, self.has_own_generation_kwargs = own_decodings(self.test_docs()), True
         self.protocol_stops = self._stops()
         self._declare_columns()
@@ -137,6 +140,17 @@ class EditingTask(HarnessTask):
         self.stages = StreamStages.of(config["metadata"])
         self.judge = add_judge(config)
         self.breakdown = breakdown_fields(config["metadata"])
+
+    def _leave_out_unfillable(self) -> None:
+        """Drop the metrics that no record can fill, and record their names with the data source."""
+        if self.saved:
+            self.drop_metrics(self.saved.left_out)
+            return
+        source = self.config.metadata["data_source"]
+        if names := unfillable(self.test_docs(), self.config.metric_list, self._measures):
+            self.drop_metrics(names)
+            source[LEFT_OUT] = names
+            logger.info("%s: no record can fill %s; left out", self.config.task, ", ".join(names))
 
     def _declare_columns(self) -> None:
         """Declare the aggregation of every column.
@@ -432,14 +446,24 @@ class EditingTask(HarnessTask):
         if reason := case.doc.get("unusable"):
             return {metric["metric"]: Score(reason=reason) for metric in metrics}
         answers = case.at(stage)
-        measures: Mapping[str, Measure] = {} if case.judged else self.config.process_results(case.doc, answers)
+        measures = self._measures(case.doc, answers, metrics)
         scores = {}
         for metric in metrics:
-            name = metric["metric"]
-            measure = _mean_verdict(answers) if case.judged else measures[metric.get("over", name)]
-            score = evaluate(restrict(measure, metric, answers))
-            scores[name] = score.weighted() if metric.get("weighted") else score
+            score = evaluate(restrict(measures[metric["metric"]], metric, answers))
+            scores[metric["metric"]] = score.weighted() if metric.get("weighted") else score
         return scores
+
+    def _measures(
+        self, doc: Mapping[str, Any], answers: CaseAnswers, metrics: Sequence[Mapping[str, Any]]
+    ) -> Mapping[str, Measure]:
+        """The measures of some metrics of a case, over all cases."""
+        judged = [metric for metric in metrics if metric.get("from") == "judge"]
+        found = dict.fromkeys((metric["metric"] for metric in judged), _mean_verdict(answers))
+        if len(judged) < len(metrics):
+            scored = self.config.process_results(doc, answers)
+            others = (metric for metric in metrics if metric not in judged)
+            found |= {metric["metric"]: scored[metric.get("over", metric["metric"])] for metric in others}
+        return found
 
     def _retention(self, case: AnsweredCase, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Score]:
         """The metrics of one case after its own and every later step.
@@ -493,7 +517,7 @@ def _columns(metric: Mapping[str, Any], suffix: str, score: Score, reasons: dict
     if metric.get("filtered"):
         columns[f"{name}_excluded"] = int(score.excluded)
     elif score.excluded:
-        raise AssertionError(f"metric {name} excludes a case but its YAML lacks filtered: true")
+        raise AssertionError(f"metric {name} excludes a case but its YAML does not say which (filtered: ...)")
     return columns
 
 

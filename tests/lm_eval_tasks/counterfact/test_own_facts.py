@@ -124,11 +124,11 @@ def test_new_events_alone_are_edited_and_answered(tmp_path: Path) -> None:
     lm = ScriptedLM(texts=lambda context, unedited: " Farsight.")
     results = run("counterfact_flat", lm, data)["results"]
     es, total = results["counterfact_flat_es"], results["counterfact_flat_s"]
-    assert es["efficacy_prob,none"] is None and es["efficacy_prob_n,none"] == 0
-    assert json.loads(es["unscored_reason,none"]) == {NO_OLD: 2}
-    assert es["efficacy_gen_em,none"] == 0.5
-    assert total["edit_score_prob,none"] is None and total["edit_score_match,none"] is not None
+    # No record can fill a comparison with the old answer, so there is none.
+    assert not [name for name in (*es, *total) if name.startswith(("efficacy_prob", "edit_score_prob"))]
+    assert es["efficacy_gen_em,none"] == 0.5 and es["unscored,none"] == 0
+    assert total["edit_score_match,none"] is not None
     gs = results["counterfact_flat_gs"]
-    assert json.loads(gs["unscored_reason,none"]) == {NO_OLD: 1, "the record has no paraphrase prompts": 1}
+    assert json.loads(gs["unscored_reason,none"]) == {"the record has no paraphrase prompts": 1}
     for group in ("counterfact_syn", "counterfact_wild", "counterfact_syn_ar", "counterfact_flat_questions"):
         assert run(group, lm, data)["results"]
