@@ -138,3 +138,19 @@ def test_a_file_of_a_benchmarks_records_gives_its_edits():
     named = load_edit_data("counterfact_flat", {"data": file}, validation_share=0.5)
     assert (ours.train, ours.validation) == (named.train, named.validation)
     assert ours.report["benchmark"] == "counterfact_flat"
+
+
+def test_the_separator_of_training_edits_is_that_of_record_setting_or_script(tmp_path):
+    path = tmp_path / "facts.jsonl"
+    lines = [
+        {"prompt": "挪威的首都是", "target_new": "利马"},
+        {"prompt": "Call qulib.", "target_new": "open_pane", "separator": ""},
+        {"prompt": "x y", "target_new": "z"},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    found = {}
+    for setting in ("auto", "space"):
+        data = load_edit_data(str(path), {"separator": setting}, validation_share=0.34)
+        found[setting] = [example.statement for example in [*data.train, *data.validation]]
+    assert found["auto"] == ["挪威的首都是利马", "Call qulib.open_pane", "x y z"]
+    assert found["space"] == ["挪威的首都是 利马", "Call qulib.open_pane", "x y z"]

@@ -90,3 +90,23 @@ def test_batches_that_share_passes_keep_their_losses_and_gradients(model_type, t
     assert any(gradient.abs().max() > 1e-3 for gradient in gradients.values())
     torch.testing.assert_close(gradients, expected_gradients, atol=1e-10, rtol=1e-8)
     torch.testing.assert_close(buffers, expected_buffers, atol=1e-10, rtol=1e-8)
+
+
+@pytest.mark.parametrize(("separator", "space"), [(None, ""), (" ", " ")])
+def test_chinese_edits_are_trained_in_the_text_that_is_edited(separator, space, tiny_model, tiny_tokenizer, tmp_path):
+    """Edit, paraphrase and locality text, also a borrowed one, have the separator of their edit."""
+    tokenizer = tiny_tokenizer("byte_bpe_bos")
+    loss = trainer(tiny_model("llama"), tokenizer, tmp_path, edit_loss="paraphrase").loss
+    edit = EditExample(
+        prompt="挪威的首都是",
+        target="利马",
+        paraphrases=("挪威首都是",),
+        locality=(("秘鲁的首都是", "基多"),),
+        separator=separator,
+    )
+    other = EditExample(prompt="智利的首都是", target="罗马", separator=separator)
+    loss.questions.train = [edit, other]
+    rows = [loss._paraphrase_row(edit, 0), loss._locality_row(edit, 0), loss._locality_row(other, 0)]
+    texts = [tokenizer.decode([*row.ids, row.labels[-1][1]], skip_special_tokens=True) for row in rows]
+    assert texts == [f"挪威首都是{space}利马", f"秘鲁的首都是{space}基多", f"挪威的首都是{space}利马"]
+    assert edit.statement == f"挪威的首都是{space}利马"
