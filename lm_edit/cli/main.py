@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import logging
 import os
 import signal
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 
 from edit_hooks.utils.errors import DEBUG_VARIABLE, EXIT_CODE, EditingError, traceback_wanted
 from edit_hooks.utils.printable import printable
+from edit_hooks.utils.terminal import accept_all_characters, check_working_folder
 from lm_edit.cli import (
     bake_files,
     build_bake,
@@ -80,21 +80,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _accept_all_characters() -> None:
-    """Let characters that the encoding of the output lacks be escaped, as Python does for standard error.
-
-    Pipes on Windows, and terminals of other locales than UTF-8, have such encodings.
-    """
-    output = sys.stdout
-    if isinstance(output, io.TextIOWrapper) and output.errors in ("strict", "surrogateescape"):
-        output.reconfigure(errors="backslashreplace")
-
-
 def _run_verb(arguments: Sequence[str] | None) -> int:
-    _accept_all_characters()
+    accept_all_characters()
     args = build_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:
+        check_working_folder()
         return args.run(args)
     except (EditingError, OSError) as error:
         if traceback_wanted() or isinstance(error, BrokenPipeError):

@@ -1,9 +1,10 @@
-"""The command ``lm_eval``: braces in its options, and user errors as one message without a traceback."""
+"""The command ``lm_eval``: braces in its options; user errors and Ctrl-C as one message without a traceback."""
 
 from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 from types import ModuleType
 from typing import Any
@@ -29,23 +30,37 @@ def allow_braces(utils: ModuleType) -> None:
 
 
 def print_user_errors(cli: ModuleType) -> None:
-    """Let the command ``lm_eval`` end with the message of an ``EditingError``."""
+    """Let the command ``lm_eval`` end with the message of an ``EditingError``, and print in any encoding.
+
+    With our model, Ctrl-C ends it with one line and exit code 130, as it ends ``lm-edit``.
+    """
     original = cli.HarnessCLI.execute
     if getattr(original, "_lm_eval_editing", False):
         return
 
     @functools.wraps(original)
     def execute(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from edit_hooks.utils.errors import EXIT_CODE, EditingError, traceback_wanted
+        from edit_hooks.utils.terminal import accept_all_characters, check_working_folder
+
+        rank = os.environ.get("RANK", "0")
+        name = "lm_eval" if rank == "0" else f"lm_eval (rank {rank})"
+        is_ours = getattr(args[0] if args else kwargs.get("args"), "model", None) == "edited_hf"
+        accept_all_characters()
         try:
+            if is_ours:
+                check_working_folder()
             return original(self, *args, **kwargs)
         except ValueError as error:
-            from edit_hooks.utils.errors import EXIT_CODE, EditingError, traceback_wanted
-
             if not isinstance(error, EditingError) or traceback_wanted():
                 raise
-            rank = os.environ.get("RANK", "0")
-            print(f"lm_eval{'' if rank == '0' else f' (rank {rank})'}: {error}", file=sys.stderr)
+            print(f"{name}: {error}", file=sys.stderr)
             raise SystemExit(EXIT_CODE) from None
+        except KeyboardInterrupt:
+            if not is_ours or traceback_wanted():
+                raise
+            print(f"{name}: interrupted; the same command continues with the edits and answers stored", file=sys.stderr)
+            raise SystemExit(128 + signal.SIGINT) from None
 
     vars(execute)["_lm_eval_editing"] = True
     cli.HarnessCLI.execute = execute

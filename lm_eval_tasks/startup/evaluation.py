@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from lm_eval_tasks.startup.report import report
+from lm_eval_tasks.startup.saving import save_or_fail
 
 # Model arguments, and metadata of the task manager, of a `simple_evaluate` whose tasks are not known yet.
 _to_compare: list[tuple[Any, Any]] = []
@@ -28,6 +29,7 @@ def _add_anomalies(evaluator: ModuleType) -> None:
         tracker = given.get("evaluation_tracker")
         if given.get("model") == "edited_hf":
             check_output(tracker)
+            save_or_fail(tracker)
             if (manager := given.get("task_manager")) is not None:  # lm-eval's own has the arguments in its metadata
                 _to_compare.append((given.get("model_args"), getattr(manager, "metadata", None)))
         if given.get("gen_kwargs"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
@@ -39,6 +40,37 @@ def add_task_folders(manager: ModuleType) -> None:
 
     vars(init)["_lm_eval_editing"] = True
     task_manager.__init__ = init
+    if (check := getattr(task_manager, "_check_duplicates", None)) is not None:
+        task_manager._check_duplicates = staticmethod(_accepting_shared_tasks(check))
+
+
+def _accepting_shared_tasks(check: Callable[[list[Any]], None]) -> Callable[[list[Any]], None]:
+    """lm-eval's check of tasks that are chosen twice, for editing tasks.
+
+    Groups that share a task run together: it is one task, with one result for both. A task that is named beside its
+    group is refused in a sentence.
+    """
+
+    @functools.wraps(check)
+    def checked(built: list[Any]) -> None:
+        from edit_hooks.utils.errors import EditingError
+
+        named = {item.task_name: item for item in built if not hasattr(item, "get_all_tasks")}
+        for group in (item for item in built if hasattr(item, "get_all_tasks")):
+            for task in group.get_all_tasks():
+                if task.task_name in named and hasattr(task, "benchmark"):
+                    raise EditingError(
+                        f"the task {task.task_name} is part of the group {group.name}, which is chosen, too; drop "
+                        f"{task.task_name} from --tasks."
+                    )
+        check([item for item in built if not _holds_editing_tasks_only(item)])
+
+    return checked
+
+
+def _holds_editing_tasks_only(item: Any) -> bool:
+    tasks = item.get_all_tasks() if hasattr(item, "get_all_tasks") else [item]
+    return all(hasattr(task, "benchmark") for task in tasks)
 
 
 def with_task_folders(include_path: Any) -> list[Any]:
