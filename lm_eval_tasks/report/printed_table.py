@@ -7,12 +7,21 @@ Results have further columns for every metric, and summaries as JSON texts. They
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from edit_hooks.utils.printable import printable
-from lm_eval_tasks.common.scoring.columns import NOT_AVAILABLE, SUMMARIES, Column, read_columns
+from lm_eval_tasks.common.scoring.columns import NOT_AVAILABLE, Column
 from lm_eval_tasks.common.scoring.metric_list import declared_metrics, exclusion_clause
+from lm_eval_tasks.report.printed_columns import (
+    ALL,
+    VARIABLE,
+    PlacedName,
+    columns_of,
+    in_order,
+    num_left_out,
+    printed_columns,
+)
 from lm_eval_tasks.report.run_facts import is_editing_task
 
 MAX_REASONS = 3
@@ -28,26 +37,60 @@ def shown_results(results: Mapping[str, Any], column: str) -> dict[str, Any]:
         column: the part of them that it prints, ``results`` or ``groups``.
     """
     configs = results.get("configs", {})
-    rows = {
-        task: _shown_row(task, saved, results) if _counts_cases(configs.get(task, {}), saved) else saved
-        for task, saved in results[column].items()
-    }
-    return {**results, column: rows}
+    chosen = printed_columns(results) if column == "results" else {}
+    rows, directions = {}, dict(results.get("higher_is_better", {}))
+    for task, saved in results[column].items():
+        if not _counts_cases(configs.get(task, {}), saved):
+            rows[task] = saved
+            continue
+        columns = [one.column for one in chosen[task]] if task in chosen else columns_of(saved)
+        shown, labels = _shown_row(task, saved, results, columns)
+        rows[task] = _in_this_order(shown) if task in chosen else shown
+        own = directions.get(task, {})
+        directions[task] = {**own, **{label: own.get(name) for label, name in labels.items()}}
+    rows = {name: rows[name] for name in in_order(list(rows), chosen)}
+    children = {group: list(in_order(members, chosen)) for group, members in results.get("group_subtasks", {}).items()}
+    return {**results, column: rows, "higher_is_better": directions, "group_subtasks": children}
+
+
+def _in_this_order(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {PlacedName.of(key, number): value for number, (key, value) in enumerate(row.items())}
 
 
 def left_out_note(results: Mapping[str, Any]) -> str:
     """One line per task in which something was left out, and one per distinct set of edits."""
     configs = results.get("configs", {})
-    lines, edits = [], dict[str, list[str]]()
+    found, edits = dict[str, list[str]](), dict[str, list[str]]()
     for task, saved in results["results"].items():
         if not _counts_cases(configs.get(task, {}), saved):
             continue
         if parts := dict.fromkeys(_left_out(task, saved, results)):
-            lines.append(f"{task}: {'; '.join(parts)}.")
+            found.setdefault("; ".join(parts), []).append(task)
         for summary in dict.fromkeys(saved.get(f"edit,{pipeline}") for pipeline in _pipelines(saved)):
             edits.setdefault(_edit_summary(summary), []).append(task)
+    lines = list(_left_out_columns(results))
+    if asked := _asked(results):
+        lines.append(asked)
+    lines += [f"{_some(tasks)}: {parts}." for parts, tasks in found.items()]
     lines += [f"Edits of {_some(tasks)}: {summary}." for summary, tasks in edits.items() if summary]
     return "".join(f"\n{printable(line)}" for line in lines)
+
+
+def _left_out_columns(results: Mapping[str, Any]) -> Iterator[str]:
+    if number := num_left_out(results, printed_columns(results)):
+        yield f"{number} further columns are in the result file; {VARIABLE}={ALL} prints them."
+
+
+def _asked(results: Mapping[str, Any]) -> str:
+    """How many cases of each task were asked, once for tasks with the same numbers."""
+    tasks: dict[tuple[Any, Any], list[str]] = {}
+    for task, saved in results["results"].items():
+        counts = results.get("n-samples", {}).get(task) or {}
+        numbers = counts.get("effective"), counts.get("original")
+        if _counts_cases(results.get("configs", {}).get(task, {}), saved) and numbers[0] != numbers[1]:
+            tasks.setdefault(numbers, []).append(task)
+    parts = [f"{asked} of {original} cases of {_some(names)}" for (asked, original), names in tasks.items()]
+    return f"Asked (--limit or --samples): {', '.join(parts)}." if parts else ""
 
 
 def _counts_cases(config: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
@@ -55,20 +98,24 @@ def _counts_cases(config: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
     return is_editing_task(config) or any(key.startswith("unscored_reason,") for key in saved)
 
 
-def _shown_row(task: str, saved: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
+def _shown_row(
+    task: str, saved: Mapping[str, Any], results: Mapping[str, Any], columns: Sequence[Column]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The row of a task, and label -> column of those that name their number of cases."""
     num_cases = _num_cases(task, results)
     row = {key: value for key, value in saved.items() if "," not in key}
-    for column in _columns(saved):
+    labels = {}
+    for column in columns:
         suffix = f",{column.filter}"
-        for name, value in _values(column):
-            row[name + suffix] = value
-        if column.name + suffix not in row:
-            continue
+        values = dict(_values(column))
+        if column.name in values and (n := column.number("n")) is not None and n != num_cases:
+            label = f"{column.name} ({n:g} of {num_cases})"
+            labels[label] = column.name
+            values = {label if name == column.name else name: value for name, value in values.items()}
+        row |= {name + suffix: value for name, value in values.items()}
         if (stderr := column.number("stderr")) is not None:
-            row[f"{column.name}_stderr{suffix}"] = stderr
-        if (n := column.number("n")) is not None and n != num_cases:
-            row[f"{column.name}_n{suffix}"] = f"{n:g} of {num_cases}"
-    return row
+            row |= {f"{name}_stderr{suffix}": stderr for name in values if name.startswith(column.name)}
+    return row, labels
 
 
 def _values(column: Column) -> Iterator[tuple[str, Any]]:
@@ -87,9 +134,6 @@ def _values(column: Column) -> Iterator[tuple[str, Any]]:
 
 def _left_out(task: str, saved: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[str]:
     """Clauses about a task."""
-    counts = results.get("n-samples", {}).get(task) or {}
-    if counts.get("original") != counts.get("effective"):
-        yield f"{counts.get('effective')} of {counts.get('original')} cases asked (--limit or --samples)"
     for pipeline in _pipelines(saved):
         yield from _left_out_by(pipeline, task, saved, results)
 
@@ -105,12 +149,15 @@ def _left_out_by(pipeline: str, task: str, saved: Mapping[str, Any], results: Ma
         more = f"; {len(named) - MAX_REASONS} further reasons" if len(named) > MAX_REASONS else ""
         judged = " by the judge" if pipeline == "judge" else ""
         yield f"{unscored} of {num_cases} cases unscored{judged}: {', '.join(named[:MAX_REASONS])}{more}"
-    columns = [column for column in _columns(saved) if column.filter == pipeline]
+    columns = [column for column in columns_of(saved) if column.filter == pipeline]
     declared = declared_metrics(results.get("configs", {}).get(task, {}))
     excluded: dict[tuple[str, float], list[str]] = {}
     for column in columns:
         if count := column.number("excluded"):
-            reason = exclusion_clause(declared.get(column.metric, {}))
+            metric = declared.get(column.metric, {})
+            if metric.get("filtered") == "not_asked":
+                continue  # the row of the column has the number of its cases
+            reason = exclusion_clause(metric)
             excluded.setdefault((reason, count), []).append(column.name)
     for (reason, count), names in excluded.items():
         yield f"{count:g} of {num_cases} cases {reason.format(columns=_some(names))}"
@@ -134,11 +181,6 @@ def _edit_summary(saved: object) -> str:
 
 def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, (int, float)) else str(value)
-
-
-def _columns(saved: Mapping[str, Any]) -> list[Column]:
-    columns = {key: value for key, value in saved.items() if "," in key}
-    return [column for column in read_columns(columns) if column.metric not in SUMMARIES]
 
 
 def _pipelines(saved: Mapping[str, Any]) -> list[str]:

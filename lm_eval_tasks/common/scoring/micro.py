@@ -21,7 +21,7 @@ def micro_metrics(metric: Mapping[str, Any], settings: Settings) -> list[dict[st
     plain = dict(metric)
     if metric["aggregation"] != "mean_scored" or not MICRO.read(settings):
         return [plain]
-    rest = {key: value for key, value in plain.items() if key != "role"}
+    rest = {key: value for key, value in plain.items() if key not in ("role", "headline")}
     name, at, population = metric["metric"].partition(SEPARATOR)
     micro = {"metric": f"{name}{SUFFIX}{at}{population}", "aggregation": "pooled_mean"}
     return [plain, {"over": metric["metric"], **rest, **micro, "weighted": True}]

@@ -16,7 +16,8 @@ A task's YAML uses four keys of lm-eval in a special way:
   either, ``filtered`` one from which cases are excluded, and which (:mod:`lm_eval_tasks.common.scoring.metric_list`),
   ``filtered_by: population`` one with a second column over the run's population
   (:mod:`lm_eval_tasks.common.scoring.population`), ``from: judge`` one that only judged pipelines report
-  (:mod:`lm_eval_tasks.common.task.judge_filter`), and ``chance`` and ``role`` are what
+  (:mod:`lm_eval_tasks.common.task.judge_filter`), and ``headline`` is the place of the metric in the
+  printed table (:mod:`lm_eval_tasks.report.printed_columns`), and ``chance`` and ``role`` are what
   :mod:`lm_eval_tasks.report.anomalies` checks.
 
 ``settings`` is the task's ``metadata``, into which lm-eval merges ``--model_args`` and ``--metadata``. In a stream of

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 from lm_eval.utils import make_table
 from result_files import scripted_results
 
@@ -39,8 +40,7 @@ def test_standard_errors_and_arrows_stay() -> None:
 
 def test_what_was_left_out_is_one_line() -> None:
     rows, lines = split_table(scripted_results(errors=(("0", "no edit"), ("2", "other"))))
-    counts = {row[4]: row[6] for row in rows if row[4].endswith("_n")}
-    assert counts["efficacy_prob_n"] == "2 of 4"
+    assert rows[0][4] == "efficacy_prob (2 of 4)" and rows[0][5] == "↑"  # the number of cases, and still an arrow
     (line,) = [line for line in lines if line.startswith("bake_es: ")]
     assert line.startswith(
         "bake_es: 2 of 4 cases unscored: edit failed: no edit (1), edit failed: other (1); with failed"
@@ -54,11 +54,12 @@ def test_limits_and_exclusions_are_named() -> None:
     results["results"]["bake_rq"]["reverse_qa_prob_excluded,none"] = 3
     _, lines = split_table(results)
     text = next(line for line in lines if line.startswith("bake_rq: "))
-    assert "4 of 64 cases asked (--limit or --samples)" in text
+    assert "Asked (--limit or --samples): 4 of 64 cases of bake_rq." in lines
     assert "3 of 4 cases excluded by the published filter from reverse_qa_prob" in text
 
 
-def test_texts_of_numbers_become_rows() -> None:
+def test_texts_of_numbers_become_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LM_EDIT_TABLE", "all")
     results = scripted_results()
     results["results"]["bake_es"] |= {
         "efficacy_prob_by_origin,none": '{"zsre": {"value": 0.5, "n": 2}}',
