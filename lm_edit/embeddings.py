@@ -5,7 +5,6 @@ The instances are those of EVK-Bench (:mod:`lm_eval_tasks.protocols.stability`):
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from edit_hooks.modeling.tensors import write_tensors
 from edit_hooks.state_reading import StateReading
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
 from edit_hooks.utils.files import sha256_of, write_atomically
+from edit_hooks.utils.json_io import json_text
 from lm_eval_tasks.common.records.benchmark import find_benchmark
 from lm_eval_tasks.common.records.cases import NEIGHBORHOOD, Case
 from lm_eval_tasks.common.settings import Settings
@@ -102,7 +102,7 @@ def write_embeddings(
         "rows": rows,
     }
     beside = description_path(out)
-    write_atomically(beside, json.dumps(description, indent=1, ensure_ascii=False) + "\n")
+    write_atomically(beside, json_text(description, indent=1) + "\n")
     return Embedded(out, beside, Counter(row["kind"] for row in rows), skipped)
 
 

@@ -11,7 +11,6 @@ A checkpoint holds W + update, formed in at least float32 and rounded once.
 
 from __future__ import annotations
 
-import json
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
@@ -30,7 +29,7 @@ from edit_hooks.modeling.adapter_layers import has_adapter_layers
 from edit_hooks.modeling.architectures import head_of, is_transposed, unwrapped, weight_of
 from edit_hooks.modeling.tensors import read_tensors, write_tensors
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.json_io import json_text, read_json
 from edit_hooks.utils.outputs import check_output_folder
 from edit_hooks.utils.scopes import undone
 
@@ -251,7 +250,7 @@ def _read_adapter_config(path: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json_text(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _origin(delta: Delta) -> dict[str, Any]:

@@ -8,7 +8,6 @@ model or do not follow one another.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from edit_hooks.modeling.tensors import read_header
 from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import user_path, write_atomically
-from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.json_io import json_text, read_json
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.outputs import check_output_folder
 
@@ -233,9 +232,7 @@ def _write_edits(
         diagnostics = {name: value for name, value in delta.diagnostics.items() if name != "losses"}
         index.append({"file": path.name, "requests": delta.meta["requests"], "diagnostics": diagnostics})
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({**metadata, "edits": index}, indent=2, ensure_ascii=False)
-    # Half surrogate pairs have no UTF-8. Python's escape of one is that of JSON, and strings are its only place.
-    write_atomically(folder / INDEX_NAME, text.encode(errors="backslashreplace").decode() + "\n")
+    write_atomically(folder / INDEX_NAME, json_text({**metadata, "edits": index}, indent=2) + "\n")
 
 
 def _claim(path: Path) -> None:

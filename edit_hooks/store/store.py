@@ -12,7 +12,6 @@ See ``docs/design/store-keys.md``.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +31,7 @@ from edit_hooks.utils.files import (
     write_to_cache,
 )
 from edit_hooks.utils.hashing import key_of
-from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.json_io import json_text, read_json
 from edit_hooks.utils.locks import locked
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.sqlite_cache import remove_database
@@ -102,7 +101,7 @@ class Store:
         """Store a JSON-able result."""
         path = self._json_path(kind, description.key)
         record = {"description": description.to_dict(), "content": content, "checksum": key_of(content)}
-        self._write(path, lambda: write_atomically(path, json.dumps(record, ensure_ascii=False)))
+        self._write(path, lambda: write_atomically(path, json_text(record)))
 
     def size(self) -> dict[str, tuple[int, int]]:
         """Return number of files and bytes by kind."""

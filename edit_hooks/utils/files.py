@@ -230,9 +230,12 @@ def parse_size(text: str) -> int:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file under a temporary name and rename it; its bytes are the same on all systems."""
+    """Write a text file under a temporary name and rename it; its bytes are the same on all systems.
+
+    Half surrogate pairs, which UTF-8 cannot hold, are written as escapes: foreign text must not cost the file.
+    """
     with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
 COMPRESSED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstd"}

@@ -39,7 +39,8 @@ _OWN_PACKAGES = frozenset(("edit_hooks", "judges", "lm_edit", "lm_eval_tasks"))
 
 def key_of(content: object) -> str:
     """SHA-256 (hex) of a JSON-able value; equal values have equal keys."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 @functools.cache

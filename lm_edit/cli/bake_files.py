@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Mapping
 from shlex import quote
 from typing import TYPE_CHECKING
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.json_io import json_text
 from edit_hooks.utils.numbers import SHARE
 from lm_edit.cli.command import (
     Verb,
@@ -92,7 +92,7 @@ def _run_facts(args: argparse.Namespace) -> int:
     files = swap([parse_relation_file(text) for text in args.results], args.swap)
     check_output_files(args, "out", inputs=[file.path for file in files])
     converted = convert(files, several_objects=args.several_objects, skip_ambiguous=args.skip_ambiguous)
-    write_output(args.out, json.dumps(content(files, converted), ensure_ascii=False, indent=1) + "\n")
+    write_output(args.out, json_text(content(files, converted), indent=1) + "\n")
     counts = Counter(fact.relation for fact in converted.facts)
     say(f"facts: {len(converted.facts)} ({', '.join(f'{name} {count}' for name, count in counts.items())})")
     if converted.num_repeated:
@@ -148,7 +148,7 @@ def _run_templates(args: argparse.Namespace) -> int:
         "unread": [list(one) for one in derived.unread],
     }
     content = templates_content(derived.wordings, provenance)
-    write_output(args.out, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+    write_output(args.out, json_text(content, indent=1) + "\n")
     for name, counts in derived.counts.items():
         listed = ", ".join(f"{kind} {len(derived.kept[name][kind])}" for kind in KINDS)
         rest = sum(map(len, derived.rest[name].values()))

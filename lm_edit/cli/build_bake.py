@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.json_io import json_text, without_half_surrogates
 from edit_hooks.utils.numbers import NON_NEGATIVE, SEED
 from lm_edit.cli.bake_files import add_category_argument, say_categories
 from lm_edit.cli.command import (
@@ -118,7 +118,7 @@ def _run(args: argparse.Namespace) -> int:
     _report(table.facts, built)
     if not built.records:
         raise EditingError(f"no record is left; nothing is written to {args.out}.")
-    write_output(args.out, json.dumps(built.records, ensure_ascii=False, indent=1) + "\n")
+    write_output(args.out, json_text(built.records, indent=1) + "\n")
     task = "bake_qj" if args.form == "qa" else "bake_j"
     say(f"use it: lm_eval --model edited_hf --tasks {task} --model_args {quote(f'data={args.out},...')}")
     return 0
@@ -180,7 +180,8 @@ def _write_templates(args: argparse.Namespace, table: FactTable) -> bool:
     outcomes.require(writer.settings.min_coverage)
     written = read_replies(table, relations, outcomes.outcomes)
     content = templates_content(written.wordings, _provenance(args, writer, written))
-    write_output(args.templates_out, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+    # It also names what was dropped, as the writer wrote it, and is read again.
+    write_output(args.templates_out, json_text(without_half_surrogates(content), indent=1) + "\n")
     say(f"writer {writer.name}: {outcomes}")
     _report_templates(written)
     lacking = table.with_templates(read_templates(args.templates_out)).lacks(args.form, args.relations)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from shlex import quote
 from typing import TYPE_CHECKING
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.json_io import json_text
 from lm_edit.cli.command import (
     MAX_NAMED,
     Verb,
@@ -60,10 +60,10 @@ def _run(args: argparse.Namespace) -> int:
     records = [
         build_record(graph, edit, number, args.max_steps, args.context) for number, edit in enumerate(graph.edits)
     ]
-    write_output(args.out, json.dumps(records, ensure_ascii=False, indent=1) + "\n")
+    write_output(args.out, json_text(records, indent=1) + "\n")
     if args.aliases_out:
         aliases = {name: {"answer_alias": list(names)} for name, names in graph.aliases.items()}
-        write_output(args.aliases_out, json.dumps(aliases, ensure_ascii=False, indent=1) + "\n")
+        write_output(args.aliases_out, json_text(aliases, indent=1) + "\n")
     lengths = Counter(len(chain["answers"]) for record in records for chain in record["chains"])
     say(f"edits: {len(records)}")
     for length, count in sorted(lengths.items()):
@@ -82,7 +82,7 @@ def _join(args: argparse.Namespace) -> KnowledgeGraph:
 
     joined = join_graphs(read_graphs(args.graphs))
     if args.joined_out:
-        write_output(args.joined_out, json.dumps(joined.content(), ensure_ascii=False, indent=1) + "\n")
+        write_output(args.joined_out, json_text(joined.content(), indent=1) + "\n")
     _say_joined(joined)
     return joined.graph
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.json_io import json_text
 from edit_hooks.utils.numbers import NON_NEGATIVE, SEED
 from lm_edit.cli.command import Verb, add_overwrite_argument, check_output_files, say, say_reasons, whole, write_output
 
@@ -92,7 +92,7 @@ def _run_building(args: argparse.Namespace) -> int:
     _say_building(building)
     if not building.records:
         raise EditingError(f"no reply of {writer.name} could be used; nothing is written. Use another model.")
-    write_output(args.out, json.dumps(building.records, ensure_ascii=False, indent=1) + "\n")
+    write_output(args.out, json_text(building.records, indent=1) + "\n")
     say(f"use it: lm_eval --model edited_hf --tasks qaedit_wild --model_args {quote(f'data={args.out},...')}")
     return 0
 
@@ -134,9 +134,9 @@ def _run_labeling(args: argparse.Namespace) -> int:
     say_reasons("without category", labeling.without_category)
     if len(labeling.without_category) == len(rows):
         raise EditingError(f"no reply of {writer.name} could be used; nothing is written. Use another model.")
-    write_output(args.out, json.dumps(labeling.records, ensure_ascii=False, indent=1) + "\n")
+    write_output(args.out, json_text(labeling.records, indent=1) + "\n")
     if args.categories_out is not None:
-        write_output(args.categories_out, json.dumps(labeling.by_question(), ensure_ascii=False, indent=1) + "\n")
+        write_output(args.categories_out, json_text(labeling.by_question(), indent=1) + "\n")
     say(f"use it: lm-edit figure qaedit_categories --data {quote(str(args.out))} -o categories.md")
     run = f"lm_eval --model edited_hf --tasks qaedit_wild --model_args {quote(f'data={args.out},...')}"
     say(f"or: {run} --metadata score_by=category")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from edit_hooks.utils.json_io import json_text
 from edit_hooks.utils.numbers import SEED
 from lm_edit.cli.command import (
     DATA_HELP,
@@ -49,7 +49,7 @@ def _run(args: argparse.Namespace) -> int:
     drawn = draw_seeds(loaded.records, args.per_relation, args.relations, args.seed)
     content = drawn.content() | {"provenance": _provenance(args, drawn, loaded.source)}
     parse_seeds(content, "the drawn seeds")
-    write_output(args.out, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+    write_output(args.out, json_text(content, indent=1) + "\n")
     _report(drawn, args.per_relation)
     say(f"use it: lm-edit grow-graph {quote(str(args.out))} --writer hf:MODEL --out graph.json")
     return 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from shlex import quote
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.json_io import json_text
 from lm_edit.cli.command import Verb, add_overwrite_argument, check_output_files, say, write_output
 
 MAX_NAMED = 5  # concepts that are named for one reason
@@ -46,7 +46,7 @@ def _run(args: argparse.Namespace) -> int:
         say(f"left out, {reason}: {', '.join(list(named)[:MAX_NAMED])}{more}")
     if not conversion.records:
         raise EditingError(f"{args.concepts} gives no record; nothing is written. Is it ConceptEdit's complete file?")
-    write_output(args.out, json.dumps(conversion.records, ensure_ascii=False, indent=1) + "\n")
+    write_output(args.out, json_text(conversion.records, indent=1) + "\n")
     say(f"use it: lm_eval --model edited_hf --tasks bake_concept --model_args {quote(f'data={args.out},...')}")
     return 0
 

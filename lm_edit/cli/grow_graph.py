@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.json_io import json_text, without_half_surrogates
 from edit_hooks.utils.numbers import NON_NEGATIVE, SEED
 from lm_edit.cli.command import MAX_NAMED, Verb, add_overwrite_argument, check_output_files, say, whole, write_output
 
@@ -116,7 +116,7 @@ def _run(args: argparse.Namespace) -> int:
         assert review is not None
         _hand_over(args, growth, review)
         return 0
-    write_output(args.out, json.dumps(_content(grower, growth, args, writer), ensure_ascii=False, indent=1) + "\n")
+    write_output(args.out, json_text(without_half_surrogates(_content(grower, growth, args, writer)), indent=1) + "\n")
     _say_growth(grower, growth, args, review)
     return 0
 

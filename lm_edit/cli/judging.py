@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.json_io import json_lines
 from edit_hooks.utils.numbers import NON_NEGATIVE, SHARE
 from edit_hooks.utils.printable import printable
 from lm_edit.cli.command import Verb, add_overwrite_argument, check_output_files, real, say, table, whole, write_output
@@ -131,7 +131,7 @@ def _run_judge(args: argparse.Namespace) -> int:
     if args.compare:
         _print_agreement(saved, *verdicts.values())
     if args.out:
-        write_output(args.out, "".join(json.dumps(row) + "\n" for row in verdict_rows(saved, verdicts)))
+        write_output(args.out, json_lines(verdict_rows(saved, verdicts)))
         say(f"verdicts written to {args.out}")
     for judge, (_, report) in zip(judges, judged, strict=True):
         report.require(judge.settings.min_coverage if isinstance(judge, ModelJudge) else 1.0)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.json_io import json_text
 from lm_edit.cli.command import Verb, add_overwrite_argument, check_output_files, say, write_output
 
 PATHS_HELP = "result files of lm_eval --output_path, or folders that contain some"
@@ -75,6 +75,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
+    from lm_edit.leaderboard.site import refused_together
     from lm_edit.results.check import check_results
 
     report = check_results(args.paths)
@@ -83,6 +84,8 @@ def _check(args: argparse.Namespace) -> int:
     say(f"{report.num_files} result files, {len(report.problems)} problems")
     if report.num_unverified:
         say(f"{report.num_unverified} tasks have no samples, so that their numbers were not computed again")
+    if not report.problems and not report.has_repository and (refusal := refused_together(args.paths)):
+        say(f"nothing is wrong with these files, but lm-edit leaderboard refuses them together: {refusal}")
     return 1 if report.problems else 0
 
 
@@ -121,7 +124,7 @@ def _select(args: argparse.Namespace) -> int:
     say(f"wrong in all {len(selection.scores)} runs: {len(selection.records)}")
     if not selection.records:
         raise EditingError("every record is answered correctly by some run; nothing is written.")
-    write_output(args.out, json.dumps(selection.records, ensure_ascii=False, indent=1) + "\n")
+    write_output(args.out, json_text(selection.records, indent=1) + "\n")
     return 0
 
 

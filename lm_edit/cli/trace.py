@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING
 
+from edit_hooks.utils.json_io import json_text
 from edit_hooks.utils.numbers import SEED
 from lm_edit.cli.command import (
     Verb,
@@ -80,7 +80,7 @@ def _run(args: argparse.Namespace) -> int:
     trace = trace_facts(lm.model, lm.tokenizer, requests, settings, noise=args.noise_file, store=store)
     _print_trace(trace)
     if args.out:
-        write_output(args.out, json.dumps({"model": model_name(lm), **trace.to_dict()}, indent=1) + "\n")
+        write_output(args.out, json_text({"model": model_name(lm), **trace.to_dict()}, indent=1) + "\n")
         say(f"written to {args.out}")
     if args.plot:
         say(f"plot: {plot_trace(trace, args.plot)}")

@@ -18,6 +18,7 @@ from edit_hooks.utils.errors import EditingError, first_line
 from judges.base import Item
 from lm_edit.results.runs import ResultFile
 from lm_edit.results.samples import read_saved_response
+from lm_edit.results.shape import as_saved
 from lm_eval_tasks.common.asking.probes import Probe, case_requests
 from lm_eval_tasks.common.fillable import LEFT_OUT
 from lm_eval_tasks.common.saved_cases import SAVED_CASES, SavedCases
@@ -78,14 +79,8 @@ class SavedTask:
         self.separator: str | None = None
         for where, row in located:
             if row["doc_id"] not in self.firsts:
-                try:
+                with as_saved(f"{where}: not a sample as lm-eval saves it"):
                     self._read(row)
-                except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-                    if isinstance(error, EditingError):
-                        raise
-                    raise EditingError(
-                        f"{where}: not a sample as lm-eval saves it ({type(error).__name__}: {error})."
-                    ) from None
 
     def _read(self, row: Row) -> None:
         arguments = [(one["arg_0"], one["arg_1"]) for one in row["arguments"].values()]

@@ -12,8 +12,9 @@ from typing import Any
 
 from edit_hooks.lm.loading.versions import installed_versions
 from edit_hooks.utils.files import remove_at_once, replacing
+from edit_hooks.utils.json_io import json_lines, json_text
 from edit_hooks.utils.logs import get_logger
-from lm_edit.judged_results.replay import Judged, Row
+from lm_edit.judged_results.replay import Judged
 from lm_edit.results.provenance import JUDGED_LATER, judgings, run_of
 from lm_edit.results.runs import ResultFile, finished_files, read_result_file
 from lm_edit.results.sample_rows import hash_of_samples
@@ -62,10 +63,10 @@ def write_judged(out: Path, file: ResultFile, judged: Mapping[str, Judged], judg
         for task in base.tasks:
             target = made / f"samples_{task}_{date}.jsonl"
             if task in judged:
-                _write(target, "".join(_lines(judged[task].samples)))
+                _write(target, json_lines(judged[task].samples))
             elif (source := base.sample_file(task)) is not None:
                 shutil.copyfile(source, target)
-        _write(made / f"results_{date}.json", json.dumps(content, indent=2, ensure_ascii=False))
+        _write(made / f"results_{date}.json", json_text(content, indent=2))
     written = read_result_file(folder / f"results_{date}.json")
     for earlier in _outputs(out, file):
         is_ours = earlier.path.parent.name.startswith(FOLDER) and earlier.path != written.path
@@ -81,10 +82,6 @@ def _verdicts(file: ResultFile) -> set[str]:
 
 def _write(target: Path, text: str) -> None:
     target.write_text(text, encoding="utf-8", newline="\n")
-
-
-def _lines(rows: Iterable[Row]) -> Iterator[str]:
-    return (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def _date_id(file: ResultFile, folder: Path) -> str:
@@ -123,7 +120,7 @@ def _content(
     if "anomalies" in content:
         content["anomalies"] = find_anomalies(content)
     for group in content.get("groups") or {}:
-        if any(member in judged for member in _leaves(file, group)):
+        if file.members(group) & judged.keys():
             log.warning("%s: the score of group %s is that of the run; it has no judged column", file.path, group)
     kept = judgings(base, base.tasks.keys() - judged.keys())
     content[JUDGED_LATER] = [*kept, *_new_judgings(file, judged, judge)]
@@ -141,10 +138,3 @@ def _new_judgings(file: ResultFile, tasks: Iterable[str], judge: Mapping[str, An
             "tasks": [task for task, of_task in runs.items() if of_task == run],
             "versions": installed_versions(),
         }
-
-
-def _leaves(file: ResultFile, group: str) -> Iterator[str]:
-    """The tasks of a group, also those of groups in it."""
-    for member in file.groups.get(group, ()):
-        yield member
-        yield from _leaves(file, member)

@@ -19,6 +19,7 @@ from lm_edit.leaderboard.significance import (
     compare_pairs,
     wilson_interval,
 )
+from lm_eval_tasks.common.scoring.columns import is_number
 
 # A mean over cases may be summed in another order than the score.
 TOLERANCE = 1e-6
@@ -226,7 +227,8 @@ def _components(saved: Sequence[object]) -> tuple[Values, tuple[int, ...]] | Non
     if len(shapes) != 1 or not all(case is None or _is_nested(case) for case in saved):
         return None
     (lengths,) = shapes
-    size = sum(lengths)
+    if not (size := sum(lengths)):
+        return None
     flat = [
         [math.nan if part is None else float(part) for factor in case for part in factor]
         if isinstance(case, list)
@@ -241,7 +243,7 @@ def _components(saved: Sequence[object]) -> tuple[Values, tuple[int, ...]] | Non
 def _pooled(saved: Sequence[object]) -> Values | None:
     """(cases, 2) values and weights of saved pooled means ``{"value": ..., "weight": ...}``; else ``None``."""
     cases = [case for case in saved if isinstance(case, Mapping)]
-    if not cases or any(set(case) != {"value", "weight"} for case in cases):
+    if not cases or any(set(case) != {"value", "weight"} or not all(map(is_number, case.values())) for case in cases):
         return None
     return np.asarray(
         [

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
+from edit_hooks.utils.json_io import json_text
 from lm_edit.results import CaseDocument, SavedResponse
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
@@ -111,11 +111,10 @@ def _size(value: Json) -> int:
 
 def to_json(value: Json) -> str:
     """Compact JSON that no HTML parser takes for a tag; sorted, without NaN."""
-    text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = json_text(value, compact=True, sort_keys=True, allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    # Lone surrogates of broken tokens cannot be written as UTF-8.
-    return text.encode("utf-8", "backslashreplace").decode()
+    return text
 
 
 def _response(response: SavedResponse) -> Json:

@@ -9,16 +9,17 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import blocks_of
 from lm_edit.leaderboard.cases import collect_cases
-from lm_edit.leaderboard.columns import filter_rows
+from lm_edit.leaderboard.columns import describe_case_sets, filter_rows, find_columns
 from lm_edit.leaderboard.published import columns_named, published_rows
 from lm_edit.leaderboard.render_html import render_html
 from lm_edit.leaderboard.render_text import CSV_HEADER, GENERATOR, render_csv, render_latex, render_markdown
 from lm_edit.leaderboard.significance import RESAMPLES
-from lm_edit.leaderboard.table import build_board
+from lm_edit.leaderboard.table import build_board, refuse_two_files
 from lm_edit.results import load_cases, load_documents, load_results
-from lm_edit.results.runs import read_result_file
+from lm_edit.results.runs import Paths, read_result_file
 
 FILES = ("index.html", "leaderboard.md", "leaderboard.csv", "leaderboard.tex")
 MARKED_BYTES = 2000  # of the beginning of a file, which has the marker
@@ -98,6 +99,17 @@ def make_site(
     }
     num_rows = len({row.run_ids for section in board.sections for row in section.rows})
     return Site(files, [*_notes(results, sampled, every_case), *([note] if note else [])], num_rows, len(board.columns))
+
+
+def refused_together(paths: Paths) -> str:
+    """Why the leaderboard would refuse these results, "" if it would not; nothing is computed."""
+    try:
+        results = load_results(paths)
+        find_columns(results, describe_case_sets(load_cases(paths, require_samples=False)))
+        refuse_two_files(results)
+    except EditingError as error:
+        return str(error)
+    return ""
 
 
 def _files_with_samples(results: pd.DataFrame) -> list[str]:

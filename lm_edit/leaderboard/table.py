@@ -55,7 +55,7 @@ def build_board(
     if results.empty:
         raise EditingError("there are no results to compare.")
     columns = find_columns(results, describe_case_sets(cases), first)
-    _refuse_two_files(results)
+    refuse_two_files(results)
     rows = _read_rows(results, _cases_by_column(cases))
     shares = {column.key for column in columns if column.is_share}  # a count or a difference can be 0 in all cases
     shares -= {key for row in rows for key, scores in row.scores.items() if not scores.is_share}
@@ -67,7 +67,7 @@ def build_board(
     return Board(tuple(columns), tuple(_sections(rows, columns, resamples)), resamples)
 
 
-def _refuse_two_files(results: pd.DataFrame) -> None:
+def refuse_two_files(results: pd.DataFrame) -> None:
     """Refuse a task of one run in several files, as with other judges: their cases could not be distinguished."""
     for (_, task), rows in results.groupby(["run", "task"], sort=False):
         files = sorted(set(rows["file"]))

@@ -22,11 +22,13 @@ class Report(NamedTuple):
         num_files: number of result files.
         problems: all that is wrong.
         num_unverified: tasks without samples, whose numbers were not computed again.
+        has_repository: a path is a results repository, whose runs need not be comparable.
     """
 
     num_files: int
     problems: list[Problem]
     num_unverified: int
+    has_repository: bool
 
 
 def check_results(paths: Paths) -> Report:
@@ -49,7 +51,7 @@ def check_results(paths: Paths) -> Report:
     problems = refused + [problem for one in checked for problem in one.problems]
     for root in roots:
         problems += _check_repository(root, [path for path in readable if path.is_relative_to(root)])
-    return Report(len(files), problems, sum(len(one.without_samples) for one in checked))
+    return Report(len(files), problems, sum(len(one.without_samples) for one in checked), bool(roots))
 
 
 def _is_refused(path: Path, refused: Sequence[Problem]) -> bool:

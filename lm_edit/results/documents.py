@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation, StateSimilarity
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.json_io import json_text
 from lm_edit.results.runs import Paths, ResultFile
 from lm_edit.results.samples import FINAL_STAGE, answers_by_stage, read_saved_response, saved_stops
+from lm_edit.results.shape import as_saved
 from lm_edit.results.tables import CurrentResults
 from lm_edit.results.task_facts import TaskFacts
 from lm_eval_tasks.common.asking.answers import NOT_FINITE, Answer, read_answer
@@ -167,10 +168,10 @@ def task_documents(file: ResultFile, task: str) -> Iterator[CaseDocument]:
         by_doc.setdefault(sample["doc_id"], []).append((where, sample))
     for doc_id, samples in by_doc.items():
         where, first = samples[0]
-        try:
+        with as_saved(f"{where}: not a sample as lm-eval saves it"):
             doc = first["doc"] if isinstance(first["doc"], Mapping) else {}
             metrics, reasons = _metrics([sample for _, sample in samples], about.metrics)
-            yield CaseDocument(
+            document = CaseDocument(
                 run=file.facts.run,
                 file=str(file.path),
                 task=task,
@@ -187,12 +188,7 @@ def task_documents(file: ResultFile, task: str) -> Iterator[CaseDocument]:
                 report=next((sample["edit"] for _, sample in samples if sample.get("edit")), {}),
                 extras={name: value for name, value in doc.items() if name not in READ_FIELDS},
             )
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError, AssertionError) as error:
-            if isinstance(error, EditingError):
-                raise
-            raise EditingError(
-                f"{where}: not a sample as lm-eval saves it ({type(error).__name__}: {error})."
-            ) from None
+        yield document
 
 
 def _metrics(
@@ -219,7 +215,7 @@ def _questions(sample: Mapping[str, Any], doc: Mapping[str, Any], scores_outside
             stock = _response(_stock_answer(sample["resps"][number][0], target is not None, ()))
             yield Question(
                 kind="",
-                prompt=argument["arg_0"],
+                prompt=_prompt(argument),
                 wanted=str(sample["target"]),
                 target=target,
                 answers={FINAL_STAGE: stock},
@@ -239,13 +235,19 @@ def _questions(sample: Mapping[str, Any], doc: Mapping[str, Any], scores_outside
         unedited = getattr(answers[FINAL_STAGE], "unedited", None)
         yield Question(
             kind=probe.kind,
-            prompt=argument["arg_0"],
+            prompt=_prompt(argument),
             wanted=probe.gold,
             target=request.target,
             draw=request.draw,
             answers={} if probe.only_unedited else {stage: _response(answer) for stage, answer in answers.items()},
             unedited=None if unedited is None else _response(unedited),
         )
+
+
+def _prompt(argument: Mapping[str, Any]) -> str:
+    """The text shown to the model; classes for chat servers have a list of messages in its place."""
+    prompt = argument["arg_0"]
+    return prompt if isinstance(prompt, str) else json_text(prompt)
 
 
 def _stock_answer(saved: object, is_scored: bool, stops: Sequence[str]) -> Answer:

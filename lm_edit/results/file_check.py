@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any, NamedTuple
 
 from edit_hooks.utils.errors import EditingError
 from lm_edit.results.documents import task_documents
+from lm_edit.results.provenance import judgings
 from lm_edit.results.recompute import wrong_numbers
 from lm_edit.results.runs import ResultFile, read_result_file
-from lm_edit.results.tables import result_rows
+from lm_edit.results.tables import case_rows, result_rows
 
 COUNTS = ("n", "excluded", "failed")
 
@@ -40,6 +42,7 @@ def check_file(path: Path) -> Checked:
     try:
         file = read_result_file(path)
         rows = list(result_rows(file))
+        judgings(file)
     except EditingError as error:
         return Checked([Problem(path, _without_path(error, path))], [])
     texts = [] if rows else ["no task reports a metric."]
@@ -60,14 +63,11 @@ def _foreign_samples(file: ResultFile) -> Iterator[Path]:
 
 
 def _wrong_row(file: ResultFile, row: Mapping[str, Any]) -> Iterator[str]:
-    """What no run can have: numbers that are not finite, counts above the cases, shares outside 0 to 1."""
+    """What no run can have: scores that are not finite, counts above the cases, shares outside 0 to 1."""
     name = f"{row['task']}, {row['metric']}" + (f"@{row['stage']}" if row["stage"] else "")
-    for column in ("value", "stderr", "or_0", *COUNTS, "zeroed"):
+    for column in ("value", "stderr", "or_0"):
         if row[column] is not None and not math.isfinite(row[column]):
             yield f"{name}: {column} is {row[column]}."
-    for column in (*COUNTS, "zeroed"):
-        if row[column] is not None and math.isfinite(row[column]) and (row[column] < 0 or row[column] % 1):
-            yield f"{name}: {column} is {row[column]}, which is no number of cases."
     cases, counted = file.num_cases(row["task"]), sum(row[column] or 0 for column in COUNTS)
     if cases is not None and counted > cases:
         yield f"{name}: {counted:g} cases are counted, but {cases} were asked."
@@ -84,6 +84,7 @@ def _wrong_samples(file: ResultFile, task: str) -> Iterator[str]:
     if not (file.content.get("task_hashes") or {}).get(task):
         yield f"{task}: there are samples, but no hash of them in 'task_hashes'; keep the files of one run together."
     try:
+        collections.deque(case_rows(file, task), maxlen=0)  # read as the leaderboard reads them
         num_documents = sum(1 for _ in task_documents(file, task))
         if num_documents != (asked := file.num_cases(task)):
             yield f"{task}: {num_documents} documents in the samples, but {asked} were asked."

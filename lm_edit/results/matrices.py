@@ -12,10 +12,17 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import parse_json
 from lm_edit.results.runs import Paths
 from lm_edit.results.schema import BREAKDOWN_COLUMNS, RETENTION_COLUMNS, SCHEMA_VERSION
+from lm_edit.results.shape import COUNT, NUMBER, Shape, as_saved, each, fields, listed, maybe
 from lm_edit.results.tables import CurrentResults, make_frame
 from lm_edit.results.task_facts import TaskFacts
 from lm_eval_tasks.common.scoring.columns import Column, read_columns
 from lm_eval_tasks.common.task.stages import RETENTION
+
+_MATRIX = fields(
+    {"matrix": listed(listed(maybe(NUMBER))), "num_steps": COUNT, "steps_shown": maybe(listed(COUNT))},
+    required=("matrix", "num_steps"),
+)
+_GROUPS = each(fields({"value": maybe(NUMBER), "n": maybe(COUNT)}))
 
 
 def load_retention(paths: Paths) -> pd.DataFrame:
@@ -27,9 +34,12 @@ def load_retention(paths: Paths) -> pd.DataFrame:
     rows = []
     for about, column, content in _texts(paths):
         if column.stage == RETENTION and content:
+            where = _check(about, column, content, _MATRIX)
             shown = content.get("steps_shown") or range(content["num_steps"])
             place = _result(about, column)
-            for step, values in zip(shown, content["matrix"], strict=True):
+            with as_saved(f"{where}: the steps of a stream, with a row of scores for each, are needed"):
+                steps = list(zip(shown, content["matrix"], strict=True))
+            for step, values in steps:
                 cells = zip(shown, values, strict=False)  # the lower triangle
                 rows += [{**place, "step": step, "edited_at": at, "value": value} for at, value in cells]
     return _frame(rows, RETENTION_COLUMNS)
@@ -45,10 +55,19 @@ def load_breakdown(paths: Paths) -> pd.DataFrame:
     for about, column, content in _texts(paths):
         for metric in about.metrics:
             if column.metric.startswith(f"{metric}_by_") and not column.stage:
+                _check(about, column, content, _GROUPS)
                 field = column.metric.removeprefix(f"{metric}_by_")
                 place = {**_result(about, replace(column, metric=metric)), "field": field}
                 rows += [{**place, "group": group, **cell} for group, cell in content.items()]
     return _frame(rows, BREAKDOWN_COLUMNS)
+
+
+def _check(about: TaskFacts, column: Column, content: object, shape: Shape) -> str:
+    """Check the content of a text, and return its place."""
+    where = f"{about.file.path}, {about.task}, {column.name}"
+    if problem := shape(content, ""):
+        raise EditingError(f"{where}: {problem}.")
+    return where
 
 
 def _result(about: TaskFacts, column: Column) -> dict[str, Any]:
@@ -71,7 +90,7 @@ def _texts(paths: Paths) -> Iterator[tuple[TaskFacts, Column, dict[str, Any]]]:
                 if not current.counts(file, about, metric, column.filter):
                     continue
                 where = f"{file.path}, {task}, {column.name}"
-                content = parse_json(column.value, where, finite=False)
+                content = parse_json(column.value, where, finite=False, halves="replace")
                 if not isinstance(content, dict):
                     raise EditingError(f"{where}: a JSON object is needed.")
                 yield about, column, content

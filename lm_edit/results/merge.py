@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import write_atomically
+from edit_hooks.utils.json_io import json_lines, json_text
 from edit_hooks.utils.outputs import check_output_folder
 from lm_edit.results.provenance import JUDGED_LATER, MERGED_FROM, judgings
 from lm_edit.results.runs import Paths, ResultFile
@@ -77,8 +77,7 @@ def _write_run(places: list[tuple[ResultFile, str]], out: Path) -> list[Path]:
     for file, task in places:
         if file.sample_file(task) is not None:
             target = folder / f"samples_{task}_{newest.date_id}.jsonl"
-            rows = (json.dumps(row, ensure_ascii=False) for _, row in file.samples(task))
-            write_atomically(target, "\n".join(rows) + "\n")
+            write_atomically(target, json_lines(row for _, row in file.samples(task)))
             written.append(target)
     return written
 
@@ -114,5 +113,5 @@ def _task_of(text: str) -> str:
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> Path:
-    write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_atomically(path, json_text(content, indent=2) + "\n")
     return path

@@ -8,8 +8,12 @@ from typing import Any
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import sha256_of
 from lm_edit.results.runs import ResultFile
+from lm_edit.results.shape import TEXT, anything, each, fields, listed
 
 JUDGED_LATER = "judged_later"  # key of a result file: one entry per judging, with date, run, judge, tasks and versions
+_JUDGINGS = listed(
+    fields({"run": each(TEXT), "judge": each(anything), "tasks": listed(TEXT)}, required=("run", "judge", "tasks"))
+)
 MERGED_FROM = "merged_from"  # key of a result file: names of the files of which each has some of the tasks
 
 
@@ -20,19 +24,13 @@ def judgings(file: ResultFile, tasks: Collection[str] | None = None) -> list[dic
         EditingError: for entries of another form.
     """
     saved = file.content.get(JUDGED_LATER) or []
-    if not isinstance(saved, list) or not all(map(_is_entry, saved)):
+    if problem := _JUDGINGS(saved, JUDGED_LATER):
         raise EditingError(
-            f"{file.path}: {JUDGED_LATER} is not as lm-edit judge --write-results saves it; judge the run's own files "
-            "again, in a new folder."
+            f"{file.path}: not as lm-edit judge --write-results saves it: {problem}. Judge the run's own files again, "
+            "in a new folder."
         )
     found = [{**entry, "tasks": [task for task in entry["tasks"] if tasks is None or task in tasks]} for entry in saved]
     return [entry for entry in found if entry["tasks"]]
-
-
-def _is_entry(entry: object) -> bool:
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("tasks"), list):
-        return False
-    return isinstance(entry.get("run"), Mapping) and isinstance(entry.get("judge"), Mapping)
 
 
 def run_of(file: ResultFile, task: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from lm_edit.results.runs import ResultFile
+from lm_edit.results.shape import BROKEN
 from lm_edit.results.task_facts import TaskFacts
 from lm_eval_tasks.common.scoring.aggregation import AGGREGATIONS, STANDARD_ERRORS, mean_scored
 from lm_eval_tasks.common.scoring.columns import NOT_AVAILABLE, Column, is_number, read_columns
@@ -18,8 +19,6 @@ UNEDITED = "unedited"
 COMPARED = (UNEDITED, "difference")  # stages of compare_unedited
 # F1 and MCC of the tasks editglue_*, whose samples have labels instead of scores; their counts are recomputed.
 NOT_RECOMPUTED = ("weighted_f1", "matthews")
-# What samples of another form than lm-eval's raise in an aggregation.
-BROKEN = (KeyError, TypeError, AttributeError, ValueError, ArithmeticError, IndexError)
 
 Samples: TypeAlias = Sequence[Mapping[str, Any]]
 

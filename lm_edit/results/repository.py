@@ -11,7 +11,6 @@ Files are lm-eval's own, without the facts about the machine that they were made
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from typing import Any
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import write_atomically
-from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.json_io import json_lines, json_text, read_json
 from edit_hooks.utils.outputs import check_writable_folder
 from lm_edit.results.file_check import check_file
 from lm_edit.results.markdown import escape_cell, markdown_table
@@ -79,9 +78,8 @@ def submit(paths: Paths, root: str | Path, *, samples: bool = True) -> list[Path
         written.append(_write(planned[file.path], _public(file.content)))
         for task in file.tasks if samples else ():
             if file.sample_file(task) is not None:
-                rows = [json.dumps(row, ensure_ascii=False) for _, row in file.samples(task)]
                 target = place / f"samples_{task}_{file.date_id}.jsonl"
-                write_atomically(target, "\n".join(rows) + "\n")
+                write_atomically(target, json_lines(row for _, row in file.samples(task)))
                 written.append(target)
     if not (root / MARKER).is_file():
         written.append(_write(root / MARKER, {"layout": LAYOUT}))
@@ -212,5 +210,5 @@ def _message(files: list[ResultFile], table: Comparison) -> str:
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> Path:
-    write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_atomically(path, json_text(content, indent=2) + "\n")
     return path

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import is_temporary, user_path
 from edit_hooks.utils.json_io import read_json
+from lm_edit.results.result_shape import RESULT_FILE
 from lm_edit.results.sample_rows import Expected, read_samples
 from lm_eval_tasks.report.run_facts import RunFacts, run_facts
 
@@ -22,7 +23,6 @@ Paths: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 _DATE = re.compile(r"_(\d{4}-\d\d-\d\dT[\d.\-]+)$")
 _TASK = re.compile(r"[^/\\\x00-\x1f]{1,150}")  # a part of the names of sample files
 _NO_RESULTS = re.compile(r"attempt|results\.damaged-\d+")  # folders of a run of a sweep, beside its results
-_NEEDED = ("results", "configs", "versions", "config", "n-samples")
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class ResultFile:
     def date(self) -> str:
         """Start of the run, ISO 8601 in UTC."""
         start = self.content.get("date")
-        if not isinstance(start, (int, float)):
+        if not isinstance(start, (int, float)) or isinstance(start, bool):
             return ""
         try:
             return datetime.fromtimestamp(start, tz=timezone.utc).isoformat(timespec="seconds")
@@ -123,43 +123,18 @@ def read_result_file(path: Path) -> ResultFile:
     Raises:
         EditingError: for an unreadable file, and for one that is no result file of lm-eval.
     """
-    content = read_json(path, "result file", finite=False)
-    missing = [key for key in _NEEDED if not isinstance(content, Mapping) or not isinstance(content.get(key), Mapping)]
-    if missing:
-        raise EditingError(f"{path}: not a result file as lm_eval --output_path saves it; {missing[0]!r} is missing.")
-    if problem := _misshaped(content):
-        raise EditingError(f"{path}: not a result file as lm_eval --output_path saves it; {problem}.")
+    content = read_json(path, "result file", finite=False, halves="replace")
+    if problem := RESULT_FILE(content, "") or _misnamed(content):
+        raise EditingError(f"{path}: not a result file as lm_eval --output_path saves it: {problem}.")
     return ResultFile(path, content)
 
 
-def _misshaped(content: Mapping[str, Any]) -> str:
-    """The first part of a result file that has another type than lm-eval gives it; "" if there is none."""
+def _misnamed(content: Mapping[str, Any]) -> str:
+    """The first name of a task that could not be part of a file's name; "" if there is none."""
     for part in ("results", "configs", "n-samples"):
-        for task, entry in content[part].items():
+        for task in content[part]:
             if not _TASK.fullmatch(task):
                 return f"{part} has {task[:80]!r}, which is no name of a task"
-            if not isinstance(entry, Mapping):
-                return f"{part}.{task} is no object"
-    for task, counts in content["n-samples"].items():
-        if type(counts.get("effective")) is not int or counts["effective"] < 0:
-            return f"n-samples.{task} has no number of documents"
-    for part in ("higher_is_better", "n-shot", "task_hashes", "group_subtasks"):
-        if not isinstance(content.get(part) or {}, Mapping):
-            return f"{part} is no object"
-    for group, members in (content.get("group_subtasks") or {}).items():
-        if not isinstance(members, list) or not all(isinstance(member, str) for member in members):
-            return f"group_subtasks.{group} is no list of names"
-    for task, config in content["configs"].items():
-        if not isinstance(config.get("metadata") or {}, Mapping):
-            return f"the metadata of {task} are no object"
-        for key in ("metric_list", "other_metrics", "filter_list"):
-            listed = config.get(key) or []
-            if not isinstance(listed, list) or not all(isinstance(entry, Mapping) for entry in listed):
-                return f"the {key} of {task} is no list of objects"
-    try:
-        run_facts(content)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        return f"its config is not readable ({type(error).__name__}: {error})"
     return ""
 
 

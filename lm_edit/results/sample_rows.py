@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import read_rows
+from lm_edit.results.result_shape import EDITING_DOCUMENT, SAMPLE
 
 REMEDY = (
     "Copy the samples and their result file again as lm_eval wrote them, or run the task again (finished edits and "
@@ -47,7 +48,7 @@ def read_samples(path: Path, expected: Expected | None) -> list[tuple[str, Row]]
     Raises:
         EditingError: for rows of another form, and for samples that are not those of the run.
     """
-    rows = read_rows(path, "file of samples", finite=False)
+    rows = read_rows(path, "file of samples", finite=False, halves="replace")
     for where, row in rows:
         _check_row(where, row)
     samples = [row for _, row in rows]
@@ -59,15 +60,18 @@ def read_samples(path: Path, expected: Expected | None) -> list[tuple[str, Row]]
 def hash_of_samples(rows: Sequence[Row]) -> str:
     """lm-eval's ``task_hashes``: SHA-256 of the hashes of all documents, prompts and targets."""
     parts = (str(row.get(name, "")) for row in rows for name in ("doc_hash", "prompt_hash", "target_hash"))
-    return hashlib.sha256("".join(parts).encode(errors="surrogatepass")).hexdigest()
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
 def _check_row(where: str, row: object) -> None:
     """Refuse what is no sample, and a sample whose texts do not have the hashes beside them."""
-    if not isinstance(row, Mapping) or type(row.get("doc_id")) is not int:
-        raise EditingError(f"{where}: not a sample as lm-eval saves it; 'doc_id' is no number.")
+    problem = SAMPLE(row, "")
+    if not problem and isinstance(row, Mapping) and isinstance(doc := row.get("doc"), Mapping) and "probes" in doc:
+        problem = EDITING_DOCUMENT(doc, "doc")
+    if problem or not isinstance(row, Mapping):
+        raise EditingError(f"{where}: not a sample as lm-eval saves it: {problem}.")
     for name, text in _hashed_texts(row):
-        if row.get(name) not in (None, hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()):
+        if row.get(name) not in (None, hashlib.sha256(text.encode()).hexdigest()):
             raise EditingError(
                 f"{where}: the {name.removesuffix('_hash')} of document {row['doc_id']} is not the one that the run "
                 f"had: its {name} is another. {REMEDY}"

@@ -16,6 +16,7 @@ from edit_hooks.utils.logs import get_logger
 from judges.base import Item
 from lm_edit.results.sample_files import SampleFile, current_sample_files
 from lm_edit.results.sample_rows import read_samples
+from lm_edit.results.shape import as_saved
 from lm_eval_tasks.common.asking.answers import Answer, read_answer, unedited_answer, why_no_answer
 from lm_eval_tasks.common.asking.generation import stop_strings
 from lm_eval_tasks.common.asking.probes import NO_GOLD, NO_QUESTION, case_requests, why_not_judged
@@ -87,7 +88,7 @@ def read_saved_answers(paths: Sequence[str], *, locality: bool = False) -> list[
 
 def _rows(source: SampleFile) -> list[tuple[str, Mapping[str, Any]]]:
     """The rows of a file: samples of lm-eval as its run left them, or plain rows."""
-    rows = read_rows(source.path, "file of answers", finite=False)
+    rows = read_rows(source.path, "file of answers", finite=False, halves="replace")
     for where, row in rows:
         if not isinstance(row, Mapping):
             raise EditingError(f"{where}: the row is a {type(row).__name__}; an object is needed.")
@@ -111,7 +112,7 @@ def _from_plain_row(row: Mapping[str, Any], source: SampleFile, number: int, whe
 
 
 def _from_sample(row: Mapping[str, Any], source: SampleFile, where: str, locality: bool) -> Iterator[SavedAnswer]:
-    try:
+    with as_saved(f"{where}: not a sample as lm-eval saves it"):
         if "probes" in row["doc"]:
             if locality or row["doc"]["probes"][0]["kind"] != NEIGHBORHOOD:
                 yield from _from_case(row, source)
@@ -119,8 +120,6 @@ def _from_sample(row: Mapping[str, Any], source: SampleFile, where: str, localit
             prompt = row["arguments"]["gen_args_0"]["arg_0"]
             item = Item(str(row["doc"].get("question") or prompt), str(row["target"]), row["filtered_resps"][0].strip())
             yield SavedAnswer(source, row["doc_id"], FINAL_STAGE, False, item)
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise EditingError(f"{where}: not a sample as lm-eval saves it ({type(error).__name__}: {error}).") from None
 
 
 def _from_case(row: Mapping[str, Any], source: SampleFile) -> Iterator[SavedAnswer]:
@@ -203,7 +202,7 @@ def read_saved_response(saved: str) -> EditedAnswer | str:
             "evaluation again (finished edits come from the store), or judge them with that release."
         )
     return (
-        EditedAnswer.from_json(parse_json(saved, "a saved answer", finite=False))
+        EditedAnswer.from_json(parse_json(saved, "a saved answer", finite=False, halves="replace"))
         if saved.startswith(_PREFIX)
         else saved
     )

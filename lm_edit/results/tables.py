@@ -5,7 +5,7 @@ Both read result and sample files of lm-eval only and score nothing again. Colum
 
 from __future__ import annotations
 
-import contextlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +15,7 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
 from lm_edit.results.runs import Paths, ResultFile, read_result_files
 from lm_edit.results.schema import CASE_COLUMNS, REAL, RESULT_COLUMNS, SCHEMA_VERSION
+from lm_edit.results.shape import as_saved
 from lm_edit.results.task_facts import TaskFacts
 from lm_eval_tasks.common.scoring.columns import Column, is_number, read_columns, same_up_to_last_digits
 from lm_eval_tasks.report.run_facts import is_editing_task
@@ -25,6 +26,7 @@ log = get_logger(__name__)
 SAME_RESULT = ("run", "task", "task_version", "data_hash", "protocol")
 SAME_JUDGE = ("filter", "judge", "population")
 IDENTITY = (*SAME_RESULT, *SAME_JUDGE)
+COUNTS = ("n", "excluded", "failed", "zeroed")  # of cases
 
 
 class CurrentResults:
@@ -196,19 +198,8 @@ def result_rows(file: ResultFile) -> Iterator[dict[str, Any]]:
     Raises:
         EditingError: for parts of another type than lm-eval gives them.
     """
-    with _as_saved(f"{file.path}: not a result file as lm_eval --output_path saves it"):
+    with as_saved(f"{file.path}: not a result file as lm_eval --output_path saves it"):
         yield from _result_rows(file)
-
-
-@contextlib.contextmanager
-def _as_saved(otherwise: str) -> Iterator[None]:
-    """Turn the errors of parts that have another type than in lm-eval's files into one with this beginning."""
-    try:
-        yield
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, EditingError):
-            raise
-        raise EditingError(f"{otherwise} ({type(error).__name__}: {error}).") from None
 
 
 def _result_rows(file: ResultFile) -> Iterator[dict[str, Any]]:
@@ -228,10 +219,20 @@ def _result_rows(file: ResultFile) -> Iterator[dict[str, Any]]:
                 **about.of_metric(column),
                 **_numbers(column, about.num_cases),
             }
-            for name, (kind, _) in RESULT_COLUMNS.items():
-                if kind == REAL and not (row[name] is None or is_number(row[name])):
-                    raise TypeError(f"{name} is {row[name]!r}, which is no number")
+            if problem := _wrong_number(row):
+                raise EditingError(f"{file.path}: {task}, {column.name}: {problem}.")
             yield row
+
+
+def _wrong_number(row: Mapping[str, Any]) -> str:
+    """What no row can hold: text in a column of numbers, and counts that count nothing; "" if there is nothing."""
+    for name, (kind, _) in RESULT_COLUMNS.items():
+        if kind == REAL and not (row[name] is None or is_number(row[name])):
+            return f"{name} is {row[name]!r}, which is no number"
+    for name in COUNTS:
+        if row[name] is not None and not (math.isfinite(row[name]) and row[name] >= 0 and row[name] % 1 == 0):
+            return f"{name} is {row[name]}, which is no number of cases"
+    return ""
 
 
 def _numbers(column: Column, num_cases: float | None) -> dict[str, float | None]:
@@ -260,7 +261,7 @@ def case_rows(file: ResultFile, task: str) -> Iterator[dict[str, Any]]:
     """
     about = TaskFacts(file, task)
     for where, sample in file.samples(task):
-        with _as_saved(f"{where}: not a sample as lm-eval saves it"):
+        with as_saved(f"{where}: not a sample as lm-eval saves it"):
             yield from _rows_of_sample(file, about, sample)
 
 
@@ -277,9 +278,9 @@ def _rows_of_sample(file: ResultFile, about: TaskFacts, sample: Mapping[str, Any
         "prompt_hash": "" if is_editing_task(about.config) else str(sample.get("prompt_hash") or ""),
         "filter": sample.get("filter", ""),
     }
-    names = sample.get("metrics")
-    if not isinstance(names, list) or not all(isinstance(name, str) and name in sample for name in names):
-        raise KeyError("a column of 'metrics'")
+    names = sample["metrics"]
+    if absent := [name for name in names if name not in sample]:
+        raise KeyError(f"{absent[0]} is among its metrics and has no value")
     reasons = sample.get("unscored_reason") or {}
     pipeline = of_case["filter"]
     for column in read_columns({name: sample[name] for name in names}, about.metrics):

@@ -11,6 +11,7 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.json_io import parse_json
 from lm_edit.results.runs import ResultFile
+from lm_edit.results.shape import COUNT, Shape, anything, each
 from lm_eval_tasks.common.asking.generation import generation_text
 from lm_eval_tasks.common.scoring.columns import ALL_CASES, TOTALS, Column
 from lm_eval_tasks.common.scoring.metric_list import declared_metrics
@@ -39,7 +40,8 @@ class TaskFacts:
         self.source: Mapping[str, Any] = self.metadata.get("data_source") or {}
         self.num_cases = file.num_cases(task)
         if self.num_cases is None:  # a group, of whose tasks lm-eval sums the documents
-            self.num_cases = file.tasks.get(task, {}).get("sample_len")
+            asked = file.tasks.get(task, {}).get("sample_len")
+            self.num_cases = asked if type(asked) is int else None
         self._scored_by: dict[tuple[str, str], dict[str, str]] = {}
 
     @cached_property
@@ -80,8 +82,8 @@ class TaskFacts:
         unscored = saved.get(f"unscored,{pipeline}")
         return {
             "unscored": unscored if isinstance(unscored, (int, float)) else None,
-            "unscored_reason": self._mapping(f"unscored_reason,{pipeline}"),
-            "edit": self._mapping(f"edit,{pipeline}"),
+            "unscored_reason": self._mapping(f"unscored_reason,{pipeline}", each(COUNT)),
+            "edit": self._mapping(f"edit,{pipeline}", each(anything)),
         }
 
     def of_metric(self, column: Column) -> dict[str, Any]:
@@ -210,13 +212,15 @@ class TaskFacts:
         declared = self.metrics.get(metric.removesuffix(UNEDITED)) or self.metrics.get(metric, {})
         return declared.get("aggregation") == "mean_scored" and bool(declared.get("rate", True))
 
-    def _mapping(self, key: str) -> dict[str, Any]:
+    def _mapping(self, key: str, shape: Shape) -> dict[str, Any]:
+        """The object in a JSON text among the columns; empty without one."""
         value = self.file.tasks[self.task].get(key)
         if not isinstance(value, str):
             return {}
-        content = parse_json(value, f"{self.file.path}, {self.task}, {key}", finite=False)
-        if not isinstance(content, dict):
-            raise EditingError(f"{self.file.path}: {key!r} of {self.task} is no JSON object.")
+        where = f"{self.file.path}, {self.task}, {key}"
+        content: dict[str, Any] = parse_json(value, where, finite=False, halves="replace")
+        if problem := shape(content, ""):
+            raise EditingError(f"{where}: {problem}.")
         return content
 
 

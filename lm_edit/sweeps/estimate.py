@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.json_io import parse_json
 from lm_edit.results.runs import ResultFile, read_result_files
+from lm_edit.results.task_facts import TaskFacts
 from lm_edit.sweeps.choices import UNEDITED
 from lm_edit.sweeps.grid import Run
 from lm_edit.sweeps.scored import tasks_without_scores
@@ -61,7 +61,7 @@ class Estimator:
 
     def seconds(self, run: Run) -> float | None:
         """Seconds of a run; ``None`` if nothing comparable was measured, or the number of cases is not known."""
-        model = run.model_args.get("pretrained")
+        model = _model(run.model_args)
         editor = UNEDITED if run.model_args["mode"] == "none" else str(run.model_args["editor"])
         tasks = tuple(sorted(task for name in run.tasks for task in leaf_tasks(name)))
         cases = {task: self._num_cases(task, run) for task in tasks}
@@ -77,7 +77,7 @@ class Estimator:
         """Sentences about the tasks of a run of which an earlier run of the same kind has no scored case."""
         args = run.model_args
         editor = UNEDITED if args["mode"] == "none" else str(args["editor"])
-        of_run = (args.get("pretrained"), editor, args["mode"], _data(args))
+        of_run = (_model(args), editor, args["mode"], _data(args))
         tasks = [task for name in run.tasks for task in leaf_tasks(name)]
         return [
             f"in an earlier run, no case of {task} has a score ({reason})"
@@ -131,7 +131,7 @@ class Estimator:
         if own is None:
             return
         args = model_arguments(config.get("model_args"))
-        model, mode = args.get("pretrained"), own.get("mode")
+        model, mode = _model(args), own.get("mode")
         editor = UNEDITED if mode == "none" else str(own.get("editor"))
         for task, reason in tasks_without_scores(file).items():
             self._unscored[model, editor, mode, _data(args), task] = reason
@@ -140,8 +140,9 @@ class Estimator:
             return
         tasks = tuple(sorted(file.content["n-samples"]))
         for task in tasks:
-            self._sizes[task, _data(args), SUBSET.read(args)] = file.content["n-samples"][task]["original"]
-        edits = [_edit_summary(columns) for columns in file.tasks.values()]
+            if (size := file.content["n-samples"][task].get("original")) is not None:
+                self._sizes[task, _data(args), SUBSET.read(args)] = size
+        edits = [_edit_summary(file, task) for task in file.tasks]
         # tasks of one run share edits, so the largest number is that of the run, unless its benchmarks differ
         made = max((number * seconds for number, seconds in edits), default=0.0)
         if made:
@@ -168,14 +169,17 @@ def _asks_about(task: str, benchmark: str) -> bool:
         return False
 
 
+def _model(args: Mapping[str, Any]) -> str | None:
+    return None if args.get("pretrained") is None else str(args["pretrained"])
+
+
 def _data(args: Mapping[str, Any]) -> str:
     return str(args.get("data") or ("mini" if args.get("pretrained") is None else "hub"))
 
 
-def _edit_summary(columns: Mapping[str, Any]) -> tuple[float, float]:
+def _edit_summary(file: ResultFile, task: str) -> tuple[float, float]:
     """Number of edits and seconds per edit in the results of one task."""
-    summary = columns.get("edit,none")
-    content = parse_json(summary, "edit", finite=False) if isinstance(summary, str) else {}
+    content = TaskFacts(file, task).summary("none")["edit"]
     return _number(content.get("edits")) or 0.0, _number(content.get("seconds_per_edit")) or 0.0
 
 

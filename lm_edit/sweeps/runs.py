@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import remove_leftovers, set_aside, write_atomically
-from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.json_io import json_text, read_json
 from lm_edit.sweeps.complete import missing_parts
 from lm_edit.sweeps.grid import Run
 
@@ -69,7 +69,7 @@ def prepare(out: Path, run: Run) -> Path:
     settings = folder / SETTINGS
     label = {"editor_label": run.label} if run.label else {}
     content = {"name": run.name, **label, **run.content, "tasks": list(run.tasks)}
-    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    text = json_text(content, indent=1) + "\n"
     if settings.is_dir():
         set_aside(settings)
     if not settings.is_file() or settings.read_bytes() != text.encode():
@@ -249,7 +249,7 @@ def _finish(folder: Path, settings: Mapping[str, Any]) -> str | None:
 def _fail(folder: Path, seconds: float, reason: str) -> Outcome:
     tail = log_tail(folder)
     content = {"reason": reason, "log": tail, "seconds": round(seconds, 1), "date": _now()}
-    write_atomically(folder / FAILED, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    write_atomically(folder / FAILED, json_text(content, indent=1) + "\n")
     return Outcome("failed", seconds, "\n".join([reason, *(f"  | {line}" for line in tail)]))
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
 from edit_hooks.utils.files import read_text, write_atomically
-from edit_hooks.utils.json_io import read_rows
+from edit_hooks.utils.json_io import json_lines, read_rows
 from lm_edit.builders.facts import Fact, read_facts
 from lm_edit.builders.replies import MAX_NAME, is_usable
 from lm_eval_tasks.common.records.fields import Fields
@@ -291,6 +291,4 @@ def append_lines(path: Path, found: Sequence[Proposal | Failure | ChainFailure])
     if before and not before.endswith("\n"):
         before += "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps(one.row(), ensure_ascii=False) + "\n" for one in found)
-    # Half of a surrogate pair, which a reply may hold, becomes its JSON escape.
-    write_atomically(path, before + text.encode("utf-8", "backslashreplace").decode())
+    write_atomically(path, before + json_lines(one.row() for one in found))

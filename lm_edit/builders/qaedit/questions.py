@@ -170,7 +170,7 @@ def _rows(path: Path, what: str, *needed: Sequence[str]) -> list[tuple[str, Any]
     if _is_csv(path):
         rows = list(_csv_rows(path, what, needed))
     elif _TRIVIA_FILE.match(text := read_text(path, what)):
-        data = parse_json(text, str(path), paired=False)["Data"]
+        data = parse_json(text, str(path), halves="keep")["Data"]
         if not isinstance(data, list):
             raise EditingError(f"{path}: 'Data' is a {type(data).__name__}; a list of records is needed.")
         rows = [(f"{path.name}, record {number}", record) for number, record in enumerate(data)]
@@ -214,7 +214,7 @@ def _pair(record: Any, is_csv: bool) -> tuple[str, str]:
     value = _value(fields, ANSWER_FIELDS, "answer")
     if is_csv and isinstance(value, str) and value.lstrip().startswith(("[", "{")):
         try:
-            value = parse_json(value, "answer", paired=False)
+            value = parse_json(value, "answer", halves="keep")
         except EditingError:
             raise Unusable("the answer begins like a list or an object and is no JSON") from None
     if isinstance(value, list):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import pandas as pd
 
 from edit_hooks.utils.files import write_atomically
+from edit_hooks.utils.json_io import json_text
 from lm_edit.results.exports.options import Exported, ExportOptions
 from lm_edit.results.runs import Paths
 from lm_edit.results.tables import load_cases, load_results
@@ -41,7 +41,7 @@ def _csv(frame: pd.DataFrame) -> str:
 
 def _cell(value: object) -> object:
     if isinstance(value, (dict, list, tuple)):
-        return json.dumps(value, ensure_ascii=False) if value else ""
+        return json_text(value) if value else ""
     if isinstance(value, str) and value.startswith(FORMULA_STARTS):
         return f"'{value}"
     return value

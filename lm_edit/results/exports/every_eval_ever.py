@@ -8,7 +8,6 @@ base. Beside it, ``<uuid>_samples.jsonl`` has the cases of its shares of success
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
 import uuid
@@ -19,6 +18,7 @@ from typing import Any
 
 from edit_hooks.utils.files import write_atomically
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.json_io import json_text
 from lm_edit.results.exports.every_eval_instances import Instances
 from lm_edit.results.exports.options import Exported, ExportOptions
 from lm_edit.results.runs import Paths, ResultFile
@@ -37,14 +37,14 @@ DETAILS = ("stage", "filter", "protocol", "population", "judge", "role", "chance
 
 
 def export_every_eval_ever(paths: Paths, out: Path, options: ExportOptions) -> Exported:
-    """Write one record per run and benchmark; unscored results, which the schema has no value for, are left out."""
+    """Write one record per run and benchmark; results without a finite value, for which JSON has none, are left out."""
     places = {(str(file.path), task): file for file, task in current_results(paths)}
     exported = Exported()
     instances = Instances()
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in load_results(paths).to_dict("records"):
-        if math.isnan(row["value"]):
-            exported.leave_out("unscored")
+        if not math.isfinite(row["value"]):
+            exported.leave_out("unscored" if math.isnan(row["value"]) else "infinite")
             continue
         groups.setdefault((row["run"], row["benchmark"]), []).append(row)
     for rows in groups.values():
@@ -56,7 +56,7 @@ def export_every_eval_ever(paths: Paths, out: Path, options: ExportOptions) -> E
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f"{path.stem}_samples.jsonl")
         of_run = {"evaluation_id": record["evaluation_id"], "model_id": record["model_info"]["id"]}
-        lines = [json.dumps(one, allow_nan=False) for one in _cases(rows, ids, places, instances, of_run, exported)]
+        lines = [json_text(one, allow_nan=False) for one in _cases(rows, ids, places, instances, of_run, exported)]
         if lines:
             content = ("\n".join(lines) + "\n").encode()
             write_atomically(beside, content.decode())
@@ -67,7 +67,7 @@ def export_every_eval_ever(paths: Paths, out: Path, options: ExportOptions) -> E
                 "checksum": hashlib.sha256(content).hexdigest(),
                 "total_rows": len(lines),
             }
-        write_atomically(path, json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        write_atomically(path, json_text(record, indent=2, allow_nan=False) + "\n")
         exported.files += [path, *([beside] if lines else [])]
     return exported
 
@@ -177,7 +177,7 @@ def _result(row: Mapping[str, Any], result_id: str, about: TaskFacts) -> dict[st
     lowest = -1 if row["stage"] == DIFFERENCE else 0  # edited minus unedited
     low, high = (lowest, 1) if row["is_rate"] else ("-Infinity", "Infinity")
     uncertainty: dict[str, dict[str, Any]] = {}
-    if not math.isnan(row["stderr"]):
+    if math.isfinite(row["stderr"]):
         uncertainty = {"uncertainty": {"standard_error": {"value": row["stderr"], "method": "analytic"}}}
         if not math.isnan(row["n"]):
             uncertainty["uncertainty"]["num_samples"] = int(row["n"])
@@ -224,10 +224,7 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
         for name, value in values.items()
         if value not in (None, "", {}, []) and not (isinstance(value, float) and math.isnan(value))
     }
-    return {
-        str(name): value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for name, value in known.items()
-    }
+    return {str(name): value if isinstance(value, str) else json_text(value) for name, value in known.items()}
 
 
 def _uuid(rows: list[dict[str, Any]]) -> uuid.UUID:

@@ -8,11 +8,11 @@ several questions; their texts are in one record, and a case is correct if its s
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from edit_hooks.utils.json_io import json_text
 from lm_edit.results.documents import CaseDocument, Question, SavedResponse, task_documents
 from lm_edit.results.exports.inspect_log import response_text
 from lm_edit.results.runs import ResultFile
@@ -74,6 +74,4 @@ def _text(question: Question, stage: str) -> str:
 
 
 def _edits(edits: Sequence[Mapping[str, Any]]) -> str:
-    return json.dumps(
-        [{name: edit.get(name) for name in ("prompt", "subject", "target_new")} for edit in edits], ensure_ascii=False
-    )
+    return json_text([{name: edit.get(name) for name in ("prompt", "subject", "target_new")} for edit in edits])

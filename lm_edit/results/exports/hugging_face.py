@@ -54,8 +54,9 @@ def export_hugging_face(paths: Paths, out: Path, options: ExportOptions) -> Expo
     filters_of = results.groupby(["run", "task", "metric"])["filter"].nunique()
     for row in results.to_dict("records"):
         dataset = datasets[row["file"], row["task"]]
-        if dataset is None or math.isnan(row["value"]):
-            exported.leave_out("unscored" if dataset else "not on a dataset of the hub")
+        if dataset is None or not math.isfinite(row["value"]):
+            without = "unscored" if math.isnan(row["value"]) else "infinite"
+            exported.leave_out(without if dataset else "not on a dataset of the hub")
             continue
         name = row["run_name"] if runs_of[row["run_name"]] == 1 else f"{row['run_name']}__{row['run']}"
         pipeline = f",{row['filter']}" if filters_of[row["run"], row["task"], row["metric"]] > 1 else ""

@@ -10,6 +10,7 @@ from edit_hooks.answers import FailedAnswer
 from edit_hooks.decoding import AskedModel, Decoding, TokenPrompts
 from edit_hooks.prompt_context import SPACE, content_after, resolved_separator
 from edit_hooks.state_reading import StateReading
+from edit_hooks.utils.json_io import without_half_surrogates
 from lm_eval_tasks.common.asking.answers import Answer
 from lm_eval_tasks.common.records.cases import Case
 
@@ -159,20 +160,10 @@ def mark_unusable(doc: dict[str, Any]) -> dict[str, Any]:
 
     No tokenizer can encode such a text, and lm-eval can neither hash nor save it.
     """
-    clean = _without_half_surrogates(doc)
+    clean = without_half_surrogates(doc)
     if clean == doc:
         return doc
     return {**clean, "unusable": "a text of the record holds half of a surrogate pair, which no tokenizer can encode"}
-
-
-def _without_half_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-    if isinstance(value, Mapping):
-        return {key: _without_half_surrogates(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_half_surrogates(entry) for entry in value]
-    return value
 
 
 def why_not_judged(doc: Mapping[str, Any], kind: str, gold: str) -> str | None:

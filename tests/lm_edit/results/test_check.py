@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_good_files_have_no_problem(path: Path) -> None:
-    assert check_results(path.parent) == (1, [], 0)
+    assert check_results(path.parent)[:3] == (1, [], 0)
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,8 @@ def test_release_0_1(tmp_path: Path) -> None:
     ("content", "words"),
     [
         ("[]", "not a result file"),
-        ("{}", "'results' is missing"),
-        ('{"results": {}}', "'configs' is missing"),
+        ("{}", "results is missing"),
+        ('{"results": {}}', "configs is missing"),
         ("null", "not a result file"),
         ("x", "not valid JSON"),
         ("[" * 100_000, "nested too deeply"),
@@ -171,7 +171,7 @@ def test_merging_keeps_the_newest_result_of_each_task(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("old", "new", "gs", "other")]
     merged = merge_results(paths, tmp_path / "merged")
     assert len([file for file in merged if file.name.startswith("results_")]) == 2
-    assert check_results(tmp_path / "merged") == (2, [], 0)
+    assert check_results(tmp_path / "merged")[:3] == (2, [], 0)
     place = ["run", "task", "metric", "stage", "filter"]
     values = [*place, "value", "n", "failed", "protocol", "data_hash"]
     before = load_results(paths)[values].sort_values(place).reset_index(drop=True)

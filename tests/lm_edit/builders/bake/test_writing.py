@@ -127,6 +127,16 @@ def test_templates_of_people_stay_and_a_changed_one_shows_in_the_records(tmp_pat
     assert "is twinned with" in changed and "is a twin of" not in changed
 
 
+def test_half_of_a_surrogate_pair_in_a_reply_costs_that_template_alone(tmp_path: Path) -> None:
+    """The reply is paid for: nothing that is written may fail on it."""
+    broken = MAYOR | {"prompts": [*MAYOR["prompts"], "{subject} is mayor \ud800 of"]}
+    with serve_templates(REPLIES | {"mayor": json.dumps(broken)}) as server:
+        assert run_verb(words(tmp_path, *writer(server, tmp_path))) == 0
+    content = json.loads((tmp_path / "templates.json").read_text(encoding="utf-8"))
+    assert len(content["relations"]["mayor"]["prompts"]) == 3
+    assert json.loads((tmp_path / "bake.json").read_text(encoding="utf-8"))
+
+
 def test_a_second_run_and_a_dry_run_send_no_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serve_templates(REPLIES) as server:
         given = words(tmp_path, *writer(server, tmp_path), "--overwrite")
