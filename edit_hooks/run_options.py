@@ -97,10 +97,11 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         modes=PLANNED,
         column="edits",
         is_text=True,
-        help="the edits of batch and stream runs: a benchmark's name or a JSONL file of edit requests, an object per "
-        "line with `prompt`, `target_new` and, where the editor needs them, `subject`, `target_true`, `relation_id` "
-        "(`lm-edit validate FILE` checks it). They do not depend on the evaluated documents, so `--limit`, other "
-        "benchmarks and lm-eval's own tasks (`mmlu`, ...) see the same edited model",
+        help="the edits of batch and stream runs: a benchmark's name or a JSON(L) file of facts, objects with "
+        "`prompt`, `target_new` and, where the editor needs them, `subject`, `target_true`, `relation_id` "
+        "([your own facts](docs/guide.md#your-own-facts); `lm-edit validate FILE` checks it). They do not depend on "
+        "the evaluated documents, so `--limit`, other benchmarks and lm-eval's own tasks (`mmlu`, ...) see the same "
+        "edited model",
     ),
     RunOption(name="num_edits", default=None, changes="edits", modes=PLANNED, column="num_edits"),
     RunOption(

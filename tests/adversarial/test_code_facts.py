@@ -77,8 +77,7 @@ def pool(path: Path, record: dict[str, Any]) -> EditRequest:
 
 
 def tuning(path: Path, record: dict[str, Any]) -> EditRequest:
-    case = {"request": record, "paraphrases": ["a"], "neighbors": [{"prompt": "b", "answer": "c"}]}
-    return load_cases(str(write_jsonl(path, [case])), {})[0].request
+    return load_cases(str(write_jsonl(path, [record])), {})[0].request
 
 
 def training(path: Path, record: dict[str, Any]) -> EditRequest:
