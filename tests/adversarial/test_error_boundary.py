@@ -135,4 +135,4 @@ def test_the_command_lm_eval() -> None:
 def test_the_command_lm_edit(tmp_path: Path) -> None:
     done = call("lm_edit.cli.main", "validate", str(tmp_path / "missing.jsonl"))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("lm-edit validate: there is no file") and "Traceback" not in done.stderr
+    assert done.stderr.startswith("lm-edit validate: the file of edits") and "Traceback" not in done.stderr
