@@ -146,7 +146,7 @@ def require_edited(rows: DataFrame, needs: Needs) -> DataFrame:
 
 
 def run_labels(rows: DataFrame) -> dict[str, str]:
-    """Run -> editor, with the settings in which the runs differ; sorted by label. No two labels are equal."""
+    """Run -> editor or its name in the plan, with the settings in which the runs differ; sorted. No two are equal."""
     runs = edited(rows).drop_duplicates("run")
     of_all = ("mode", "num_edits", "edit_batch_size", "group_size", "icl", "answer_options")
     varying = [column for column in of_all if runs[column].map(_shown).nunique() > 1]
@@ -155,7 +155,9 @@ def run_labels(rows: DataFrame) -> dict[str, str]:
         own = [column for column in ("settings", "edit_options", "seed") if group[column].map(_shown).nunique() > 1]
         for _, row in group.iterrows():
             parts = [text for column in (*varying, *own) if (text := _part(column, row[column]))]
-            labels[row["run"]] = str(editor) + (f" ({', '.join(parts)})" if parts else "")
+            label = row["editor_label"]
+            name = label if isinstance(label, str) and label else str(editor)
+            labels[row["run"]] = name + (f" ({', '.join(parts)})" if parts else "")
     repeated = [run for run, label in labels.items() if list(labels.values()).count(label) > 1]
     labels |= {run: f"{labels[run]} [{run[:6]}]" for run in repeated}
     return dict(sorted(labels.items(), key=lambda item: item[1]))

@@ -63,7 +63,7 @@ def _log(file: ResultFile, task: str) -> EvalLog:
             samples=file.num_cases(task),
             sample_ids=[_sample_id(document) for document in documents],
         ),
-        model=f"{file.content['config'].get('model')}/{file.facts.model}",
+        model=_model_name(file),
         config=EvalConfig(limit=int(file.facts.limit) if file.facts.limit and file.facts.limit >= 1 else None),
         packages={name: str(version) for name, version in _versions(file).items()},
         metadata={
@@ -82,6 +82,11 @@ def _log(file: ResultFile, task: str) -> EvalLog:
         stats=EvalStats(started_at=file.date, completed_at=file.date),
         samples=[_sample(document, file.facts.model) for document in documents] or None,
     )
+
+
+def _model_name(file: ResultFile) -> str:
+    """Class, model and editor: the viewer compares logs by this name, which one per model would give all editors."""
+    return f"{file.content['config'].get('model')}/{file.facts.model}/{file.facts.editor_label or file.facts.editor}"
 
 
 def _results(rows: Iterable[Mapping[str, Any]], num_cases: int) -> Any:

@@ -122,6 +122,11 @@ def test_labels_name_what_differs():
     ]  # fmt: skip
 
 
+def test_labels_are_the_names_of_the_plan():
+    runs = [row("rome", "t", "m", 1.0, editor_label="ROME (tuned)"), row("memit", "t", "m", 1.0, editor_label="")]
+    assert list(run_labels(frame(*runs)).values()) == ["ROME (tuned)", "memit"]
+
+
 def test_numbers_and_inks():
     assert [number(value) for value in (0.0, 1.0, 0.456, 0.00123, 100.0, math.nan)] == [
         "0.00", "1.00", "0.46", "0.0012", "100", "unscored",
