@@ -70,7 +70,9 @@ def test_inspect_reads_its_logs(folder: Path, tmp_path: Path) -> None:
     exported = export_results("inspect", folder, tmp_path / "out", OPTIONS)
     logs = {log.eval.task: log for log in (inspect_log.read_eval_log(str(path)) for path in exported.files)}
     assert len(inspect_log.list_eval_logs(str(tmp_path / "out"))) == len(logs) == 2
-    assert {log.eval.model.rpartition("/")[2] for log in logs.values()} == {"r_rome"}, "one model per editor"
+    assert {log.eval.model.rpartition("/")[2] for log in logs.values()} == {"r_rome", "unedited"}, (
+        "one model per editor"
+    )
     log = logs["bake_es"]
     row = next(row for row in load_results(folder).to_dict("records") if row["metric"] == "efficacy_prob")
     (score,) = [score for score in log.results.scores if score.name == "efficacy_prob,none"]
