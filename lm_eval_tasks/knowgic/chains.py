@@ -44,9 +44,11 @@ from lm_eval_tasks.knowgic.forms import (
     CLOZE,
     KNOWGIC_DRAWS,
     KNOWGIC_MAX_TOKENS,
+    KNOWGIC_PROMPTING,
     KNOWGIC_TEMPERATURE,
     OBJECT,
     RELATION,
+    SEQUENTIAL,
     YES_NO,
     Form,
 )
@@ -107,15 +109,17 @@ def _chain_doc(case: ChainCase, settings: Settings, form: Form, protocol: str) -
     numbers: dict[str, int] = {}  # of the probes, by prompt
     accepted: list[list[str]] = []  # the answers of each probe
 
-    def place(hop: Hop) -> Place:
-        prompt, answer = form.prompt(hop, settings), form.answer(hop)
+    is_sequential = KNOWGIC_PROMPTING.read(settings) == SEQUENTIAL
+
+    def place(hop: Hop, earlier: Sequence[Hop] = ()) -> Place:
+        prompt, answer = form.prompt(hop, settings, earlier if is_sequential else ()), form.answer(hop)
         if (number := numbers.setdefault(prompt, len(numbers))) == len(accepted):
             accepted.append([])
         if answer not in accepted[number]:
             accepted[number].append(answer)
         return number, answer
 
-    chains = [[place(hop) for hop in chain] for chain in case.chains]
+    chains = [[place(hop, chain[:step]) for step, hop in enumerate(chain)] for chain in case.chains]
     num_of_chains = len(numbers)
     context = [place(hop) for hop in case.context]
     probes = [

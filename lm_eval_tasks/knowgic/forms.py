@@ -42,8 +42,21 @@ def _max_tokens(settings: Settings) -> int:
 KNOWGIC_DRAWS = Setting("knowgic_draws", "a whole number >= 1", "responses per question and model", _draws)
 KNOWGIC_TEMPERATURE = Setting("knowgic_temperature", POSITIVE.text, "temperature of the responses", _temperature)
 KNOWGIC_MAX_TOKENS = Setting("knowgic_max_tokens", "a whole number >= 1", "longest response, in tokens", _max_tokens)
+SINGLE, SEQUENTIAL = "single", "sequential"
+KNOWGIC_PROMPTING = choice_setting(
+    "knowgic_prompting",
+    "ask each question of a chain alone, or after the earlier ones and their answers",
+    [SINGLE, SEQUENTIAL],
+)
 KNOWGIC_CONTEXT = choice_setting("knowgic_context", "context of the questions", list(CONTEXTS))
-FORM_SETTINGS = (KNOWGIC_DRAWS, KNOWGIC_TEMPERATURE, KNOWGIC_MAX_TOKENS, KNOWGIC_CONTEXT, GENERATION_SEED)
+FORM_SETTINGS = (
+    KNOWGIC_DRAWS,
+    KNOWGIC_TEMPERATURE,
+    KNOWGIC_MAX_TOKENS,
+    KNOWGIC_CONTEXT,
+    KNOWGIC_PROMPTING,
+    GENERATION_SEED,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +77,16 @@ class Form:
     competitor: str = ""
     is_statement: bool = False
 
-    def prompt(self, hop: Hop, settings: Settings) -> str:
-        """The prompt about a fact, in the context that the settings choose."""
+    def prompt(self, hop: Hop, settings: Settings, earlier: Sequence[Hop] = ()) -> str:
+        """The prompt about a fact, in the context that the settings choose.
+
+        Args:
+            earlier: facts whose prompts and right answers stand before it, as the turns of one conversation.
+        """
+        turns = [f"{self._alone(one, settings)} {self.answer(one)}" for one in earlier]
+        return ("\n" if self.is_statement else "\n\n").join([*turns, self._alone(hop, settings)])
+
+    def _alone(self, hop: Hop, settings: Settings) -> str:
         asked = self.ask(hop)
         prompt = asked if self.is_statement else CONTEXTS[KNOWGIC_CONTEXT.read(settings)].replace("{question}", asked)
         if prompt not in (hop.question, hop.statement):
