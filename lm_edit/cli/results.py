@@ -28,6 +28,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     rows.add_argument(
         "--edits", action="store_true", help="the edits in place of the scores: numbers, losses, seconds, GPU memory"
     )
+    show.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="keep results with this value, e.g. editor=memit",
+    )
     add("check", _check, "check result files and samples; a results repository also for its layout")
     merge = add("merge", _merge, "write one result file per run, with the newest result of each task")
     merge.add_argument("--out", required=True, help="new folder")
@@ -68,7 +75,8 @@ def _show(args: argparse.Namespace) -> int:
     from lm_edit.results.markdown import escape_cell, markdown_table
     from lm_edit.results.show import comparison, edits_comparison
 
-    table = edits_comparison(args.paths) if args.edits else comparison(args.paths, args.metrics)
+    only = args.only
+    table = edits_comparison(args.paths, only) if args.edits else comparison(args.paths, args.metrics, only)
     for line in [*markdown_table(table.rows), *([""] if table.notes else []), *map(escape_cell, table.notes)]:
         say(line)
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import pandas as pd
 
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.yaml_io import read_yaml
+from lm_edit.results.filters import is_missing, text_of
 from lm_edit.results.schema import SAME_COLUMN
 
 KEY = ("task", "metric", "stage", "filter")
@@ -67,27 +67,6 @@ class Column(NamedTuple):
     identity: Mapping[str, str]
     is_default: bool
     is_group: bool = False
-
-
-def filter_rows(results: pd.DataFrame, conditions: Sequence[str]) -> pd.DataFrame:
-    """The rows that satisfy all conditions ``field=value`` (``--only``); conditions on one field are alternatives.
-
-    Raises:
-        EditingError: for conditions without ``=``, unknown fields, and when no row is left.
-    """
-    wanted: dict[str, set[str]] = {}
-    for condition in conditions:
-        name, equals, value = condition.partition("=")
-        if not equals or name not in results.columns:
-            raise EditingError(f"--only {condition!r}: FIELD=VALUE with one of {', '.join(results.columns)} is needed.")
-        wanted.setdefault(name, set()).add(value)
-    for name, values in wanted.items():
-        texts = results[name].map(text_of)
-        if not texts.isin(values).any():
-            found = ", ".join(sorted(set(texts)))
-            raise EditingError(f"--only {name}={'|'.join(sorted(values))} leaves no result; {name} is one of: {found}.")
-        results = results[texts.isin(values)]
-    return results
 
 
 def find_columns(
@@ -326,15 +305,3 @@ def _default_keys(results: pd.DataFrame, top_groups: Mapping[str, str]) -> set[C
             found = {final[task][name] for name in names if name}
             shown |= found or {next(iter(final[task].values()))}
     return shown
-
-
-def is_missing(value: object) -> bool:
-    """Whether a cell of a frame holds nothing: ``None`` or NaN."""
-    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
-
-
-def text_of(value: object) -> str:
-    """A cell as text: nothing is empty, whole numbers have no decimal point."""
-    if is_missing(value):
-        return ""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -12,13 +12,14 @@ import pandas as pd
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import blocks_of
 from lm_edit.leaderboard.cases import collect_cases
-from lm_edit.leaderboard.columns import describe_case_sets, filter_rows, find_columns
+from lm_edit.leaderboard.columns import describe_case_sets, find_columns
 from lm_edit.leaderboard.published import columns_named, published_rows
 from lm_edit.leaderboard.render_html import render_html
 from lm_edit.leaderboard.render_text import CSV_HEADER, GENERATOR, render_csv, render_latex, render_markdown
 from lm_edit.leaderboard.significance import RESAMPLES
 from lm_edit.leaderboard.table import build_board, refuse_two_files
 from lm_edit.results import load_cases, load_documents, load_results
+from lm_edit.results.filters import filter_rows
 from lm_edit.results.runs import Paths, read_result_file
 
 FILES = ("index.html", "leaderboard.md", "leaderboard.csv", "leaderboard.tex")
@@ -67,7 +68,7 @@ def make_site(
 
     Args:
         paths: result files, or folders of them.
-        only: conditions ``field=value``, see :func:`lm_edit.leaderboard.columns.filter_rows`.
+        only: conditions ``field=value``, see :func:`lm_edit.results.filters.filter_rows`.
         columns: those shown first, see :func:`lm_edit.leaderboard.published.columns_named`; none: the default ones.
         published: see :func:`lm_edit.leaderboard.published.published_rows`.
         resamples: of bootstrap and permutation tests.

@@ -11,8 +11,9 @@ from edit_hooks.utils.errors import EditingError
 from lm_edit.leaderboard import significance
 from lm_edit.leaderboard.board import OUTSIDE, Board, Cell, Row, RowKey, Section
 from lm_edit.leaderboard.case_scores import CaseScores, combine_seeds, read_case_scores
-from lm_edit.leaderboard.columns import Column, ColumnKey, describe_case_sets, find_columns, is_missing, text_of
+from lm_edit.leaderboard.columns import Column, ColumnKey, describe_case_sets, find_columns
 from lm_edit.leaderboard.significance import Comparison, Ranking
+from lm_edit.results.filters import is_missing, text_of
 from lm_eval_tasks.report.model_parts import differing_parts
 
 # Fields that distinguish rows of equal labels.

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from edit_hooks.utils.errors import EditingError, near_misses
+from lm_edit.results.filters import filter_rows
 from lm_edit.results.runs import Paths
 from lm_edit.results.schema import SAME_COLUMN
 from lm_edit.results.tables import load_results
@@ -37,7 +38,7 @@ class Comparison(NamedTuple):
     notes: list[str]
 
 
-def comparison(paths: Paths, metrics: Sequence[str] = ()) -> Comparison:
+def comparison(paths: Paths, metrics: Sequence[str] = (), only: Sequence[str] = ()) -> Comparison:
     """One table of several runs.
 
     A column heading is editor (its label if it has one), mode, number of edits and data, with the settings where runs
@@ -50,7 +51,7 @@ def comparison(paths: Paths, metrics: Sequence[str] = ()) -> Comparison:
     Raises:
         EditingError: as ``load_results``; for an unknown metric; and for runs with two results of one metric.
     """
-    frame = load_results(paths)
+    frame = filter_rows(load_results(paths), only).copy()
     frame["shown"] = [f"{row.metric}@{row.stage}" if row.stage else row.metric for row in frame.itertuples()]
     frame = _chosen(frame, metrics)
     if frame.empty:
@@ -71,7 +72,7 @@ def comparison(paths: Paths, metrics: Sequence[str] = ()) -> Comparison:
     return Comparison(table, list(_differences(frame, named)))
 
 
-def edits_comparison(paths: Paths) -> Comparison:
+def edits_comparison(paths: Paths, only: Sequence[str] = ()) -> Comparison:
     """One table about the edits of several runs.
 
     A row is one entry of the column ``edit`` of the results, such as ``seconds_per_edit``; tasks with equal entries, as
@@ -80,7 +81,7 @@ def edits_comparison(paths: Paths) -> Comparison:
     Raises:
         EditingError: as ``load_results``; for runs without edits, and for those with two results of one metric.
     """
-    frame = load_results(paths)
+    frame = filter_rows(load_results(paths), only)
     _refuse_two_results(frame)
     runs = {run: rows.iloc[0] for run, rows in frame.groupby("run", sort=False)}
     entries: dict[str, dict[str, list[str]]] = {}  # task -> name of an entry -> its value in each run

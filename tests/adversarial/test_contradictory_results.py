@@ -13,8 +13,8 @@ pytest.importorskip("scikit_posthocs", reason="the statistics are in the extra l
 from board_frames import frames
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.leaderboard.columns import filter_rows
 from lm_edit.leaderboard.table import build_board
+from lm_edit.results.filters import filter_rows
 
 SCORES = {"bake_es/efficacy_prob": [1.0, 0.0, 1.0]}
 

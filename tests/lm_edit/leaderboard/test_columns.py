@@ -18,9 +18,10 @@ from board_frames import frames
 
 from edit_hooks.utils.errors import EditingError
 from lm_edit.leaderboard.board import Board
-from lm_edit.leaderboard.columns import DEFAULTS, ColumnKey, filter_rows
+from lm_edit.leaderboard.columns import DEFAULTS, ColumnKey
 from lm_edit.leaderboard.render_text import render_csv, render_markdown
 from lm_edit.leaderboard.table import OF_GROUP, build_board
+from lm_edit.results.filters import filter_rows
 from lm_eval_tasks.folder import TASKS_DIR
 
 SCORES = {"bake_es/efficacy_prob": [1.0, 0.0]}

@@ -12,6 +12,7 @@ import pytest
 from real_runs import LIMIT, RealRuns, content_of, facts_of_model, result_file
 from result_files import EDITING, change
 
+from edit_hooks.utils.errors import EditingError
 from lm_edit.leaderboard.site import make_site
 from lm_edit.leaderboard.table import build_board
 from lm_edit.results import load_cases, load_results
@@ -35,6 +36,12 @@ def test_an_editor_has_one_row_over_its_benchmarks(real_runs: RealRuns) -> None:
     assert make_site([str(folder) for folder in real_runs], resamples=99).num_rows == 2
     header = comparison(real_runs).rows[0]
     assert header == ["task", "metric", "ft_m, single (mini)", "unedited (mini)"]
+
+
+def test_show_keeps_chosen_results(real_runs: RealRuns) -> None:
+    assert comparison(real_runs, only=["editor=ft_m"]).rows[0] == ["task", "metric", "ft_m, single (mini)"]
+    with pytest.raises(EditingError, match=r"--only editor=rome leaves no result; editor is one of: ft_m, unedited"):
+        comparison(real_runs, only=["editor=rome"])
 
 
 def test_merge_writes_one_file_of_the_editor(real_runs: RealRuns, tmp_path: Path) -> None:
