@@ -132,6 +132,18 @@ def subset_size(text: str) -> int | None:
     return None if text == "all" else whole()(text)
 
 
+def add_only_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--only``, for verbs that read results; :func:`lm_edit.results.filters.filter_rows` reads the texts."""
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE[,VALUE]",
+        help="keep results with one of these values, e.g. editor=memit,rome; a value that has commas itself is given "
+        "alone; may be repeated, for one field with alternatives",
+    )
+
+
 def add_overwrite_argument(parser: argparse.ArgumentParser) -> None:
     """Add ``--overwrite``, for verbs that write files."""
     parser.add_argument("--overwrite", action="store_true", help="replace an existing output file")

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from edit_hooks.utils.errors import EditingError
-from lm_edit.cli.command import DATA_HELP, Verb, add_overwrite_argument, check_output_files, say, table
+from lm_edit.cli.command import (
+    DATA_HELP,
+    Verb,
+    add_only_argument,
+    add_overwrite_argument,
+    check_output_files,
+    say,
+    table,
+)
 
 
 def _add_figure_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,11 +21,7 @@ def _add_figure_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--out", required=True, help="file: .svg, .png, .pdf, .html (interactive); tables: .md, .csv"
     )
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="COLUMN=VALUE[,VALUE]",
-        help="use the rows with these values only, as in --only editor=memit,rome; a value that has commas itself is "
-        "given alone; may be repeated",
-    )  # fmt: skip
+    add_only_argument(parser)
     parser.add_argument(
         "--metric", help="column to draw in place of the default; an error where a figure has no choice of it"
     )
@@ -34,24 +37,8 @@ def _draw(args: argparse.Namespace) -> int:
     spec = find_figure(args.name)
     check_output_files(args, "out", inputs=[*args.results, *([args.data] if args.data else [])])
     options = Options(args.metric, args.case, args.data)
-    say(f"written to {draw_figure(spec, args.results, args.out, read_only(args.only), options)}")
+    say(f"written to {draw_figure(spec, args.results, args.out, args.only, options)}")
     return 0
-
-
-def read_only(texts: list[str]) -> dict[str, list[str]]:
-    """Parse ``COLUMN=VALUE[,VALUE]`` into column -> texts after ``=``; raises EditingError for other texts.
-
-    The rows decide whether a text is one value with commas or several values.
-    """
-    only: dict[str, list[str]] = {}
-    for text in texts:
-        column, equals, values = text.partition("=")
-        if not equals or not column:
-            raise EditingError(
-                f"--only {text}: COLUMN=VALUE or COLUMN=VALUE,VALUE is needed, as in --only editor=memit."
-            )
-        only.setdefault(column, []).append(values)
-    return only
 
 
 def _add_list_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from edit_hooks.utils.numbers import POSITIVE
-from lm_edit.cli.command import Verb, say, whole, write_output
+from lm_edit.cli.command import Verb, add_only_argument, say, whole, write_output
 
 PUBLISHED = ("matching", "all", "none")
 
@@ -16,13 +16,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite", action="store_true", help="replace files of these names that lm-edit leaderboard has not written"
     )
-    parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="keep results with this value, e.g. data=mini or judge=...; repeated fields are alternatives",
-    )
+    add_only_argument(parser)
     parser.add_argument(
         "--columns",
         action="append",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import json_text
-from lm_edit.cli.command import Verb, add_overwrite_argument, check_output_files, say, write_output
+from lm_edit.cli.command import Verb, add_only_argument, add_overwrite_argument, check_output_files, say, write_output
 
 PATHS_HELP = "result files of lm_eval --output_path, or folders that contain some"
 TARGET_NAMES = ("csv", "every-eval-ever", "hf", "inspect")  # lm_edit.results.exports.targets
@@ -28,13 +28,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     rows.add_argument(
         "--edits", action="store_true", help="the edits in place of the scores: numbers, losses, seconds, GPU memory"
     )
-    show.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="keep results with this value, e.g. editor=memit",
-    )
+    add_only_argument(show)
+    show.add_argument("--transpose", action="store_true", help="a row per run, a column per metric")
     add("check", _check, "check result files and samples; a results repository also for its layout")
     merge = add("merge", _merge, "write one result file per run, with the newest result of each task")
     merge.add_argument("--out", required=True, help="new folder")
@@ -73,10 +68,12 @@ def _run(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     from lm_edit.results.markdown import escape_cell, markdown_table
-    from lm_edit.results.show import comparison, edits_comparison
+    from lm_edit.results.show import comparison, edits_comparison, transposed
 
     only = args.only
     table = edits_comparison(args.paths, only) if args.edits else comparison(args.paths, args.metrics, only)
+    if args.transpose:
+        table = transposed(table)
     for line in [*markdown_table(table.rows), *([""] if table.notes else []), *map(escape_cell, table.notes)]:
         say(line)
     return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from edit_hooks.utils.files import user_path
 from lm_edit.figures.needs import Needs
-from lm_edit.figures.rows import MATRIX, SAMPLE_FILE, keep_only, places_of, rows_at
+from lm_edit.figures.rows import MATRIX, SAMPLE_FILE, places_of, rows_at
 from lm_edit.figures.select import run_labels
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ class Inputs:
     """The files of a figure, read on demand.
 
     Attributes:
-        only: column of the results -> accepted values as texts, see :func:`keep_only`.
+        only: conditions on the results, see :func:`lm_edit.results.filters.filter_rows`.
     """
 
     paths: Sequence[str]
-    only: Mapping[str, Sequence[str]]
+    only: Sequence[str] = ()
 
     def rows(self) -> DataFrame:
         """The rows of the result files that ``only`` accepts."""
@@ -37,8 +37,9 @@ class Inputs:
     @cached_property
     def _rows(self) -> DataFrame:
         from lm_edit.results import load_results
+        from lm_edit.results.filters import filter_rows
 
-        return keep_only(load_results(self.paths), self.only)
+        return filter_rows(load_results(self.paths), self.only)
 
     def retention(self) -> DataFrame:
         """The scores of earlier edits after every later step of a stream, of the results that ``only`` accepts."""

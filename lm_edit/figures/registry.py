@@ -35,6 +35,7 @@ from lm_edit.figures.inputs import Inputs
 from lm_edit.figures.needs import DATA, DEFAULTS, Options
 from lm_edit.figures.output import check_output, write_figure
 from lm_edit.figures.spec import FigureSpec
+from lm_edit.results.filters import read_conditions
 
 
 @functools.cache
@@ -64,17 +65,21 @@ def draw_figure(
     spec: FigureSpec,
     paths: Sequence[str],
     output: Path,
-    only: Mapping[str, Sequence[str]] | None = None,
+    only: Sequence[str] = (),
     options: Options = DEFAULTS,
 ) -> Path:
     """Draw a figure from files and write it; equal inputs give equal bytes.
+
+    Args:
+        only: conditions on the results, see :func:`lm_edit.results.filters.filter_rows`.
 
     Raises:
         EditingError: if the files lack what the figure needs, naming the tasks and settings that write it; for a choice
             that the figure does not have.
     """
     check_output(output, is_table=spec.is_table)
-    inputs = Inputs(paths, only or {})
+    read_conditions(only)  # wrong ones are refused before the files are read
+    inputs = Inputs(paths, only)
     spec.refuse_unread(inputs, options)
     if not paths and spec.needs.reads != DATA:
         raise spec.needs.missing("no files are given")

@@ -15,6 +15,7 @@ from edit_hooks.utils.errors import EditingError
 from lm_edit.figures.charts import Reference, Series
 from lm_edit.figures.needs import Needs, Options
 from lm_edit.figures.rows import SAMPLE_FILE, rows_at
+from lm_edit.results.filters import is_missing, text_of
 from lm_eval_tasks.common.scoring.columns import same_up_to_last_digits
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ DIFFERENCES = (
 # Columns in which the runs of a line agree; it shows what the number of edits changes.
 OF_A_LINE = tuple(column for column in DIFFERENCES if column != "num_edits")
 LOG_RANGE = 20  # positions with a larger ratio are drawn on a logarithmic axis
-NO_CONTEXT = ("no", "", "False", "None", "nan")
+NO_CONTEXT = ("no", "", "False")
 
 
 class Cell(NamedTuple):
@@ -89,12 +90,13 @@ def require_comparable(rows: DataFrame, needs: Needs, varying: Sequence[str] = (
         if condition in varying:
             continue
         for (task, metric), group in rows.groupby(["task", "metric"]):
-            values = sorted(set(group[condition].map(_shown)))
+            values = sorted(set(group[condition].map(text_of)))
             if len(values) > 1:
+                example = next(filter(None, values))
                 raise EditingError(
                     f"{needs.figure}: the runs differ in {condition} of {metric} ({task}): "
                     f"{', '.join(value or 'none' for value in values)}. "
-                    f"Choose with --only {shlex.quote(f'{condition}={values[0]}')} or give comparable files."
+                    f"Choose with --only {shlex.quote(f'{condition}={example}')} or give comparable files."
                 )
     for model, group in rows.groupby("model"):
         for column, what in (("model_hash", "weights"), ("model_parts", "tokenizers or configurations")):
@@ -149,10 +151,10 @@ def run_labels(rows: DataFrame) -> dict[str, str]:
     """Run -> editor or its name in the plan, with the settings in which the runs differ; sorted. No two are equal."""
     runs = edited(rows).drop_duplicates("run")
     of_all = ("mode", "num_edits", "edit_batch_size", "group_size", "icl", "answer_options")
-    varying = [column for column in of_all if runs[column].map(_shown).nunique() > 1]
+    varying = [column for column in of_all if runs[column].map(text_of).nunique() > 1]
     labels: dict[str, str] = {}
     for editor, group in runs.groupby("editor"):
-        own = [column for column in ("settings", "edit_options", "seed") if group[column].map(_shown).nunique() > 1]
+        own = [column for column in ("settings", "edit_options", "seed") if group[column].map(text_of).nunique() > 1]
         for _, row in group.iterrows():
             parts = [text for column in (*varying, *own) if (text := _part(column, row[column]))]
             label = row["editor_label"]
@@ -180,10 +182,10 @@ def not_drawn(rows: DataFrame, drawn: DataFrame, why: str) -> list[str]:
 
 
 def _part(column: str, value: object) -> str:
-    text = _shown(value)
+    text = text_of(value)
     if column == "icl":  # the editor's name has the context
         return "" if text in (*NO_CONTEXT, "yes") else f"{text} only"
-    if text in ("", "nan", "None"):
+    if not text:
         return ""
     return {
         "num_edits": f"{text} edits",
@@ -194,19 +196,15 @@ def _part(column: str, value: object) -> str:
     }.get(column, text)
 
 
-def _shown(value: object) -> str:
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
 def source_of_edits(edits: object) -> str:
     """The benchmark or file of a run's edits and its data, without the digest of those that were made."""
-    return re.sub(r" ?\b[0-9a-f]{12}\)$", ")", _shown(edits)).removesuffix(" ()")
+    return re.sub(r" ?\b[0-9a-f]{12}\)$", ")", text_of(edits)).removesuffix(" ()")
 
 
 def require_one_line(line: DataFrame, needs: Needs, name: str, varying: Sequence[str] = ()) -> None:
     """Raise EditingError if the runs of a line differ in more than the number of edits, and in ``varying``."""
     for column in OF_A_LINE:
-        values = sorted(set(line[column].map(source_of_edits if column == "edits" else _shown)))
+        values = sorted(set(line[column].map(source_of_edits if column == "edits" else text_of)))
         if column not in varying and len(values) > 1:
             raise needs.missing(
                 f"the runs of {name} differ in {column} ({', '.join(values)}), so a line over the number of edits "
@@ -218,8 +216,8 @@ def choice_between(rows: DataFrame) -> str:
     """Advice on how to choose one of several runs: a column in which they differ, each with a value that one has."""
     found = []
     for column in DIFFERENCES:
-        values = set(rows[column].map(_shown))
-        known = sorted(values - {"", "nan", "None"})
+        values = set(rows[column].map(text_of))
+        known = sorted(values - {""})
         if len(values) > 1 and known:
             found.append("--only " + shlex.quote(f"{column}={known[0]}"))
     return "choose with " + (" or ".join(found) or f"--only run={rows.iloc[0]['run']}")
@@ -227,7 +225,7 @@ def choice_between(rows: DataFrame) -> str:
 
 def has_context(icl: object) -> bool:
     """Whether a value of the column ``icl`` is an added context."""
-    return _shown(icl) not in NO_CONTEXT
+    return text_of(icl) not in NO_CONTEXT
 
 
 def without_context(editor: str, icl: object) -> str:
@@ -251,7 +249,7 @@ def cell(rows: DataFrame) -> Cell:
         return MISSING
     row = rows.iloc[0]
     value, stderr = float(row["value"]), row["stderr"]
-    n = None if _shown(row["n"]) in ("nan", "None", "<NA>") else int(row["n"])
+    n = None if is_missing(row["n"]) else int(row["n"])
     if stderr is None or not float(stderr) > 0 or math.isnan(value):  # 0: all cases score the same, of no known spread
         return Cell(value, n=n)
     low, high = value - NORMAL_95 * float(stderr), value + NORMAL_95 * float(stderr)
@@ -289,7 +287,7 @@ def unedited_reference(rows: DataFrame, metric: str, name: str = UNEDITED, color
     """
     own = rows[(rows["editor"] == UNEDITED) & (rows["metric"] == metric)]
     if not edited(rows).empty:
-        own = own[own["answer_options"].map(_shown).isin(set(edited(rows)["answer_options"].map(_shown)))]
+        own = own[own["answer_options"].map(text_of).isin(set(edited(rows)["answer_options"].map(text_of)))]
     values = distinct_values(own)
     if len(values) > 1:
         raise EditingError(
@@ -356,7 +354,7 @@ def caption(rows: DataFrame, *, unedited: bool = True, whiskers: bool = True, no
     sentences = [
         f"{_counts(own)} Data: {_join(own['data'])}; model: {_join(own['model'])}; mode: {_join(own['mode'])}."
     ]
-    protocols = [_shown(text) for text in own["protocol"].unique() if _shown(text) not in ("", "nan", "None")]
+    protocols = [text_of(text) for text in own["protocol"].unique() if text_of(text)]
     columns = ", ".join(dict.fromkeys(own["metric"]))
     sentences.append(f"Columns: {columns}{f' (settings of the task: {_join(protocols)})' if protocols else ''}.")
     if whiskers:
@@ -397,4 +395,4 @@ def _counts(rows: DataFrame) -> str:
 
 
 def _join(values: Sequence[object]) -> str:
-    return ", ".join(sorted(set(map(_shown, values))))
+    return ", ".join(sorted(set(map(text_of, values))))

@@ -45,7 +45,7 @@ class FigureSpec:
                 "chooses runs on these data."
             )
         if reads in (DATA, FILE) and inputs.only:
-            raise EditingError(f"--only {next(iter(inputs.only))}: {self.name} reads no results of runs. Leave it out.")
+            raise EditingError(f"--only {inputs.only[0]}: {self.name} reads no results of runs. Leave it out.")
         for name in ("metric", "case"):
             value = getattr(options, name)
             if value is not None and name not in self.options:

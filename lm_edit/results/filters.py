@@ -7,27 +7,49 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import EditingError, near_misses
+
+MAX_NAMED = 12  # values that an error lists
+
+
+def read_conditions(conditions: Sequence[str]) -> dict[str, list[str]]:
+    """Parse conditions ``FIELD=VALUE[,VALUE]`` into field -> texts after ``=``; raises EditingError for other texts.
+
+    The rows decide whether a text is one value with commas or several values.
+    """
+    wanted: dict[str, list[str]] = {}
+    for condition in conditions:
+        name, equals, text = condition.partition("=")
+        if not equals or not name:
+            raise EditingError(f"--only {condition!r}: FIELD=VALUE[,VALUE] is needed, as in --only editor=memit.")
+        wanted.setdefault(name, []).append(text)
+    return wanted
 
 
 def filter_rows(results: pd.DataFrame, conditions: Sequence[str]) -> pd.DataFrame:
-    """The rows that satisfy all conditions ``field=value`` (``--only``); conditions on one field are alternatives.
+    """The rows that satisfy all conditions ``FIELD=VALUE[,VALUE]`` (``--only``).
+
+    Conditions on one field are alternatives. A text is a value of the field or, if no row has it, several between
+    commas; an empty text is the value of rows that have none.
 
     Raises:
-        EditingError: for conditions without ``=``, unknown fields, and when no row is left.
+        EditingError: for texts of another form, unknown fields, and when no row is left.
     """
-    wanted: dict[str, set[str]] = {}
-    for condition in conditions:
-        name, equals, value = condition.partition("=")
-        if not equals or name not in results.columns:
-            raise EditingError(f"--only {condition!r}: FIELD=VALUE with one of {', '.join(results.columns)} is needed.")
-        wanted.setdefault(name, set()).add(value)
-    for name, values in wanted.items():
+    for name, given in read_conditions(conditions).items():
+        if name not in results.columns:
+            raise EditingError(
+                f"--only {name}: results have no such field.{near_misses(name, results.columns)} Accepted: "
+                f"{', '.join(results.columns)}."
+            )
         texts = results[name].map(text_of)
-        if not texts.isin(values).any():
-            found = ", ".join(sorted(set(texts)))
-            raise EditingError(f"--only {name}={'|'.join(sorted(values))} leaves no result; {name} is one of: {found}.")
-        results = results[texts.isin(values)]
+        known = set(texts)
+        accepted = {value for text in given for value in ([text] if text in known else text.split(","))}
+        if not accepted & known:
+            near = "".join(dict.fromkeys(near_misses(value, known) for value in sorted(accepted - {""})))
+            more = f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""
+            found = ", ".join(sorted(known)[:MAX_NAMED]) + more
+            raise EditingError(f"--only {name}={','.join(given)} leaves no result; {name} is one of: {found}.{near}")
+        results = results[texts.isin(accepted)]
     return results
 
 

@@ -72,6 +72,13 @@ def comparison(paths: Paths, metrics: Sequence[str] = (), only: Sequence[str] = 
     return Comparison(table, list(_differences(frame, named)))
 
 
+def transposed(table: Comparison) -> Comparison:
+    """The table with a row per run, and a column per task and metric."""
+    header, *rows = table.rows
+    runs = zip(header[2:], *(cells for _, _, *cells in rows), strict=True)
+    return table._replace(rows=[["run", *(f"{task}: {name}" for task, name, *_ in rows)], *map(list, runs)])
+
+
 def edits_comparison(paths: Paths, only: Sequence[str] = ()) -> Comparison:
     """One table about the edits of several runs.
 

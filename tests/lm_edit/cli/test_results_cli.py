@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from command_line import printed_lines, run_verb
 from result_files import change, judged_run, scripted_results, write_run
 
@@ -33,6 +34,22 @@ def test_show_compares_runs(tmp_path: Path, capsys: Any) -> None:
     assert row["memit, sequential, 48 edits (bake_qa.jsonl)"].endswith("(2, 2 failed, 0.250 with them as 0)")
     assert row["unedited (bake_qa.jsonl)"].endswith("(4)") and " ± " in row["unedited (bake_qa.jsonl)"]
     assert not [row for row in rows if row[1].endswith(("_or_0", "_n", "_failed", "_zeroed"))]
+
+
+@pytest.mark.parametrize("more", [["--metrics", "efficacy_prob", "efficacy_match"], ["--edits"]])
+def test_show_transposes_its_tables(more: list[str], tmp_path: Path, capsys: Any) -> None:
+    """A row per run; the cells are those of the other layout."""
+    for editor in ("memit", "ft_m"):
+        results = scripted_results()
+        results["results"]["bake_es"]["edit,none"] = json.dumps({"edits": 4})
+        write_run(tmp_path / editor, results=results, editor=editor)
+    assert run_verb(["results", "show", str(tmp_path), *more]) == 0
+    header, _, *rows = cells(printed_lines(capsys))
+    assert run_verb(["results", "show", str(tmp_path), *more, "--transpose"]) == 0
+    names, _, *runs = cells(printed_lines(capsys))
+    assert names == ["run", *(f"{task}: {name}" for task, name, *_ in rows)]
+    assert [run[0] for run in runs] == header[2:] and len(runs) == 2
+    assert [run[1:] for run in runs] == [[row[number] for row in rows] for number in (2, 3)]
 
 
 def test_show_selects_metrics_and_explains_unknown_ones(tmp_path: Path, capsys: Any) -> None:

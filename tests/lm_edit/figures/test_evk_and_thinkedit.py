@@ -111,7 +111,7 @@ class TestMap:
         save_file({"unedited": self.vectors()}, path)
         rows = [{"kind": kind, "case_id": "0", "prompt": "p"} for kind in self.KINDS]
         (folder / "vectors.json").write_text(json.dumps({"sha256": sha256_of(path), "rows": rows, **changes}))
-        return Inputs([str(path)], {})
+        return Inputs([str(path)])
 
     def test_a_point_per_vector(self, monkeypatch):
         monkeypatch.setattr(evk_map, "reduce_dimensions", lambda vectors: vectors[:, :2])
@@ -162,7 +162,7 @@ class TestMap:
         with pytest.raises(EditingError, match=r"unknown kinds \(odd\)"):
             evk_map.draw({"unedited": self.vectors()}, [*self.KINDS[1:], "odd"])
         with pytest.raises(EditingError, match=r"lm-edit embed --out vectors.safetensors"):
-            evk_map.SPEC.draw(Inputs([], {}), Options())
+            evk_map.SPEC.draw(Inputs([]), Options())
 
 
 def knowgic(editor, ifr, ckp, protocol="sampled", **changes):

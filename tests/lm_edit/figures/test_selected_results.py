@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +76,8 @@ def draws(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return files
 
 
-def draw(name: str, files: list[Path], only: dict[str, list[str]] | None = None, **options: Any) -> Any:
-    inputs = Inputs([str(file) for file in files], only or {})
+def draw(name: str, files: list[Path], only: Sequence[str] = (), **options: Any) -> Any:
+    inputs = Inputs([str(file) for file in files], only)
     return find_figure(name).draw(inputs, Options(**options))
 
 
@@ -94,11 +94,11 @@ def advised(error: str) -> list[str]:
 class TestMatrices:
     def test_the_matrix_is_of_the_chosen_file(self, streams: list[Path]) -> None:
         for file, context in zip(streams, STREAMS, strict=True):
-            chart: Chart = draw("wild_retention", streams, {"file": [str(file)]})
+            chart: Chart = draw("wild_retention", streams, [f"file={file}"])
             alone: Chart = draw("wild_retention", [file])
             assert [panel.values for panel in chart.panels] == [panel.values for panel in alone.panels]
             assert f"wild_context={context}" in chart.caption[0] and chart.caption == alone.caption
-        assert draw("wild_retention", streams, {"file": [str(streams[0])]}).panels[0].values == FORGOTTEN
+        assert draw("wild_retention", streams, [f"file={streams[0]}"]).panels[0].values == FORGOTTEN
 
     def test_the_advice_can_be_executed(
         self, streams: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -111,7 +111,7 @@ class TestMatrices:
         option, chosen = advised(error)
         assert option == "--only" and chosen.endswith("wild_context=qa_inst")
         assert run_verb([*words, option, chosen]) == 0
-        assert draw("wild_retention", streams, {"protocol": [chosen.partition("=")[2]]}).panels[0].values == FORGOTTEN
+        assert draw("wild_retention", streams, [chosen]).panels[0].values == FORGOTTEN
 
     def test_results_without_a_matrix_are_not_drawn(self, streams: list[Path], tmp_path: Path) -> None:
         bare = write_run(
@@ -166,7 +166,7 @@ class TestSamples:
         ]
         with pytest.raises(EditingError, match=r"differ in limit of .*--only limit=2 or give"):
             draw("thinkedit_steps", files)
-        assert len(draw("thinkedit_steps", files, {"limit": ["2"]}).notes) == 2
+        assert len(draw("thinkedit_steps", files, ["limit=2"]).notes) == 2
         assert draw("thinkedit_steps", files, case="0").header[0] == "run"
         assert len(draw("thinkedit_graph", files, case="0").panels) == 2
 
@@ -188,13 +188,13 @@ class TestSamples:
         for number, (judge, verdict) in enumerate((("gpt, 4", 1.0), ("tiny", 0.0))):
             judged_run(tmp_path, judge, number, (verdict,) * 4)
 
-        def verdicts(**only: list[str]) -> list[Any]:
+        def verdicts(*only: str) -> list[Any]:
             documents = Inputs([str(tmp_path)], only).documents()
             return [document.metrics["efficacy_wild_judge,judge"] for document in documents]
 
-        assert verdicts() == verdicts(judge=["model=tiny"]) == [0.0] * 4
-        assert verdicts(judge=["model=gpt, 4"]) == [1.0] * 4
-        assert verdicts(judge=["model=gpt, 4", "model=tiny"]) == [0.0] * 4
+        assert verdicts() == verdicts("judge=model=tiny") == [0.0] * 4
+        assert verdicts("judge=model=gpt, 4") == [1.0] * 4
+        assert verdicts("judge=model=gpt, 4", "judge=model=tiny") == [0.0] * 4
 
     def test_a_score_in_two_pipelines_is_not_a_difference(self, tmp_path: Path) -> None:
         """The protocol of the judged pipeline ends in "judged"; the answers are the same."""

@@ -100,7 +100,7 @@ class TestGraph:
     def test_runs_of_one_editor_have_names_of_their_own(self, monkeypatch):
         runs = [row("memit", "knowgic", "ifr", 0.5, settings=settings) for settings in ("aaaa", "bbbb")]
         monkeypatch.setattr(lm_edit.results, "load_results", lambda paths: frame(*runs, row("unedited", "t", "m", 1.0)))
-        names = Inputs(["x"], {}).run_names()
+        names = Inputs(["x"]).run_names()
         assert sorted(names.values()) == [
             "memit (settings aaaa), tiny", "memit (settings bbbb), tiny", "unedited, tiny"
         ]  # fmt: skip

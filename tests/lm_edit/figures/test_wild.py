@@ -10,11 +10,10 @@ import pytest
 from result_rows import frame, row
 
 from edit_hooks import EditingError
-from lm_edit.cli.figures import read_only
 from lm_edit.figures import wild_batches, wild_gap, wild_grid, wild_retention, wild_table
 from lm_edit.figures.needs import Options
 from lm_edit.figures.output import write_figure
-from lm_edit.figures.rows import keep_only
+from lm_edit.results.filters import filter_rows
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")
 from drawn import bars, figure_of, lines, texts
@@ -204,7 +203,7 @@ class TestBatches:
             wild_batches.draw(rows)
         words = shlex.split(str(raised.value).partition("choose with ")[2].partition(". It")[0])
         assert words == ["--only", f"answer_options={options[1]}"]
-        assert list(keep_only(rows, read_only(words[1:]))["run"]) == [options[1]]
+        assert list(filter_rows(rows, words[1:])["run"]) == [options[1]]
 
 
 class TestRetention:
