@@ -39,7 +39,7 @@ def models() -> SavedModels:
 @pytest.mark.parametrize(("text", "case"), CASES)
 def test_scores_of_whole_texts_as_in_training(text, case):
     classifier = models().classifier
-    facts = [fact_text("released", prompt, target, "[SEP]") for prompt, target in RUN["edits"]]
+    facts = [fact_text("released", prompt, f"{prompt} {target}", "[SEP]") for prompt, target in RUN["edits"]]
     with torch.no_grad():
         vectors = classifier([*facts, " ".join(text)])
     scores_N = scope_scores(vectors[:-1], vectors[-1:])[0]
