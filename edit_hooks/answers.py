@@ -18,6 +18,10 @@ from typing import Any, Literal, TypeAlias
 from edit_hooks.utils.errors import EditingError
 
 FORMAT = "lm-eval-editing/answer/1"
+# Diagnostics of an edit that every editor has: the divergence of the next token after neutral prompts, in nats, and the
+# verdict that it wrecks the model. The bound was measured on two models, see the README of general_ability.
+FIRST_TOKEN_KL, WRECKED = "first_token_kl", "wrecked"
+WRECKED_KL = 3.0
 NOT_FINITE = ("nan", "inf", "-inf")  # texts of numbers that JSON lacks
 
 # not_finite: the largest logit of the next token was NaN or infinite, so there is no answer.

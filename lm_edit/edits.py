@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from edit_hooks.answers import WRECKED
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.export import export_merged, export_peft
@@ -47,11 +48,13 @@ class Exported(NamedTuple):
         folder: of the adapter or the checkpoint.
         loadable: the same edit for ``load_edit``; ``None`` where there is none yet.
         is_low_rank: whether an adapter can hold it.
+        wrecked: names of files whose edits wreck the model, as measured when they were made.
     """
 
     folder: Path
     loadable: str | Path | None
     is_low_rank: bool = True
+    wrecked: tuple[str, ...] = ()
 
 
 class SavedEdits(NamedTuple):
@@ -59,6 +62,11 @@ class SavedEdits(NamedTuple):
 
     edits: list[SavedEdit]
     failed: dict[str, str]
+
+    @property
+    def wrecked(self) -> list[SavedEdit]:
+        """The edits that wreck the model; of a stream, the steps after which it is wrecked."""
+        return [edit for edit in self.edits if edit.diagnostics.get(WRECKED)]
 
 
 def make_edits(
@@ -142,20 +150,22 @@ def export_edits(
     if file_format not in FORMATS:
         raise EditingError(f"format {file_format!r} is unknown. Accepted: {', '.join(FORMATS)}.")
     out = check_output_folder(out)
-    for path in paths:
-        saved_files(path)  # refused before a model is loaded
+    files = [file for path in paths for file in saved_files(path)]  # refused before a model is loaded
     lm = EditedHFLM(**model_options, mode="none")
     base = _describe_model(lm)
     deltas = read_deltas(paths, lm.model, lm.identity)
+    wrecked = tuple(file.name for file, one in zip(files, deltas, strict=True) if one.diagnostics.get(WRECKED))
     delta = deltas[0] if len(deltas) == 1 else Delta.summed(deltas)
     delta.meta = {**base, **delta.meta}
     check_base(delta, lm.model, lm.identity, "the edit")
     AppliedDeltas(lm.model).check(delta)
     if file_format == "peft":
         revision = None if (given := model_options.get("revision")) is None else str(given)
-        return Exported(export_peft(delta, out, base_model=str(lm.pretrained), revision=revision), out)
+        folder = export_peft(delta, out, base_model=str(lm.pretrained), revision=revision)
+        return Exported(folder, out, wrecked=wrecked)
     folder = export_merged(lm.model, lm.tokenizer, delta, out)
-    return Exported(folder, paths[0] if len(paths) == 1 else stream_folder(paths), delta.is_low_rank)
+    loadable = paths[0] if len(paths) == 1 else stream_folder(paths)
+    return Exported(folder, loadable, delta.is_low_rank, wrecked)
 
 
 def _formats_of(delta: Delta, *, is_quantized: bool) -> tuple[str, ...]:

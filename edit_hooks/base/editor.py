@@ -342,6 +342,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
         joint: bool = False,
         history: Sequence[Delta] = (),
         progress: Progress | None = None,
+        measure: bool = True,
     ) -> list[Delta]:
         """Compute deltas for the requests; the model is left unchanged.
 
@@ -350,6 +351,9 @@ class Editor(abc.ABC, Generic[ConfigT]):
             history: deltas of the earlier steps of a stream, already applied to the weights; they also hold the state
                 that an editor carries from step to step (``Delta.stream_state``).
             progress: called with the number of requests finished since the last call.
+            measure: record the divergence on four neutral prompts (``first_token_kl``) among the diagnostics of every
+                delta, and warn of one that wrecks the model (``wrecked``). With a history it is that of this step, or
+                of the hooks of all steps. Contexts, which leave the model as it is, have neither.
 
         Raises:
             UnusableRequestError: before any computation, for a request that this editor cannot use.
@@ -383,7 +387,22 @@ class Editor(abc.ABC, Generic[ConfigT]):
             delta.meta |= {"editor": self.name, "config": settings, "requests": requests_of_delta}
             delta.stream_state = on_cpu(delta.stream_state)
             self._record_warnings(delta, self.warnings(job, group, delta))
+        if measure and self.writes != ("context",):
+            self._measure(inner, tokenizer, deltas, steps)
         return deltas
+
+    def _measure(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        deltas: Sequence[Delta],
+        history: Sequence[Delta],
+    ) -> None:
+        """Record the damage of edits among their diagnostics, and warn of those that wreck the model."""
+        from edit_hooks.inference.damage import WRECKED_WARNING, record_damage  # edits are computed without that room
+
+        for delta in record_damage(model, tokenizer, deltas, history):
+            self._record_warnings(delta, [WRECKED_WARNING])
 
     def _computed(self, job: EditJob[ConfigT]) -> list[Delta]:
         """Return what :meth:`compute` returns: one delta per group, or an error."""

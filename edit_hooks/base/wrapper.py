@@ -124,7 +124,13 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
     def base_edits(self, job: EditJob[WrapperConfigT]) -> list[Delta]:
         """Compute the base editor's deltas for the same job."""
         return self.base.edit(
-            job.model, job.tokenizer, job.requests, joint=job.joint, history=job.history, progress=job.progress
+            job.model,
+            job.tokenizer,
+            job.requests,
+            joint=job.joint,
+            history=job.history,
+            progress=job.progress,
+            measure=False,
         )
 
     def _with_base(self, base: EditorConfig, model: nn.Module) -> WrapperConfigT:

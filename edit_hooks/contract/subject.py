@@ -103,7 +103,7 @@ class Subject:
 
     def edit(self, requests: Sequence[EditRequest] = EDIT_REQUESTS, **arguments: Any) -> list[Delta]:
         """Edits of a fresh editor object."""
-        return self.make().edit(self.model, self.tokenizer, requests, **arguments)
+        return self.make().edit(self.model, self.tokenizer, requests, **{"measure": False, **arguments})
 
     @functools.cached_property
     def deltas(self) -> tuple[Delta, ...]:

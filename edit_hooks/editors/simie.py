@@ -118,7 +118,7 @@ class SimIE(PostProcessingEditor[SimIEConfig]):
         groups = [list(requests)] if joint else [[request] for request in requests]
         starts_over = config.base_weights == "initial" and bool(history)
         with edited(model, _negated_sum(history)) if starts_over else contextlib.nullcontext():
-            ideals = self.base.edit(model, job.tokenizer, requests, joint=joint, progress=job.progress)
+            ideals = self.base.edit(model, job.tokenizer, requests, joint=joint, progress=job.progress, measure=False)
             keys = [
                 _read_keys(model, job.tokenizer, group, self._maps(job, ideal, history))
                 for group, ideal in zip(groups, ideals, strict=True)

@@ -109,10 +109,13 @@ class EditorWithContext(Editor[CombinedConfig]):
         joint: bool = False,
         history: Sequence[Delta] = (),
         progress: Progress | None = None,
+        measure: bool = True,
     ) -> list[Delta]:
         # Contexts first: they are cheap and fail fast on an unusable pool of demonstrations.
         contexts = self.context.edit(model, tokenizer, requests, joint=joint)
-        deltas = self.base.edit(model, tokenizer, requests, joint=joint, history=history, progress=progress)
+        deltas = self.base.edit(
+            model, tokenizer, requests, joint=joint, history=history, progress=progress, measure=measure
+        )
         for delta, context in zip(deltas, contexts, strict=True):
             delta.contexts = context.contexts
             delta.diagnostics["context"] = context.diagnostics

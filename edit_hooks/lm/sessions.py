@@ -29,8 +29,8 @@ from edit_hooks.answers import (
 from edit_hooks.decoding import AskedModel
 from edit_hooks.deltas.apply import UNEDITED_STATE, AppliedDeltas
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.inference.edit_effects import EFFECTS, LONG, EditEffects
 from edit_hooks.inference.items import Item
-from edit_hooks.lm.editing.effects import EFFECTS, LONG, EditEffects
 from edit_hooks.lm.editing.independent import FailedEdit, IndependentEdits, group_key
 from edit_hooks.lm.editing.stream import EditStream
 from edit_hooks.lm.options.plan import EditPlan
@@ -339,6 +339,7 @@ class StreamSession(Session):
             "unusable_edits": len(self.stream.unusable),
             "num_steps": len(self.plan.groups),
             "stopped": self.stream.stopped,
+            "wrecked_at_step": self.stream.wrecked_at,
             "steps": self.stream.steps,
         }
 

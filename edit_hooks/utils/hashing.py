@@ -14,11 +14,13 @@ from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError
 
-# Modules that change no number: errors, files, hashes, option parsing, the table of editors, and what edits cost.
+# Modules that change no number of an edit: errors, files, hashes, option parsing, the table of editors, what edits cost
+# and which damage they do.
 _NOT_COMPUTING = frozenset(
     f"edit_hooks.{name}"
     for name in (
         "base.registry",
+        "inference.damage",
         "lm.editing.cost",
         "utils.errors",
         "utils.files",

@@ -30,9 +30,10 @@ from lm_edit.cli.command import (
 )
 
 if TYPE_CHECKING:
-    from lm_edit.edits import SavedEdit
+    from lm_edit.edits import SavedEdit, SavedEdits
 
 MAX_SHOWN = 20  # requests in the table
+MAX_NAMES = 3  # files in a sentence
 MAX_TEXT = 60  # characters of a prompt or target in it
 MAX_LIKELY = math.log(2)  # nats per token: a probability of one half
 
@@ -72,8 +73,10 @@ def _run_edit(args: argparse.Namespace) -> int:
     for case, reason in result.failed.items():
         say(f"failed: {case}: {reason}")
     _print_next_steps(result.edits, args)
-    say(f"{len(result.edits)} edits written to {args.out}, {len(result.failed)} failed")
-    return 1 if result.failed else 0
+    _print_wrecked(result, is_stream=args.sequential)
+    counts = f"{len(result.failed)} failed" + (f", {len(result.wrecked)} wrecked" if result.wrecked else "")
+    say(f"{len(result.edits)} edits written to {args.out}, {counts}")
+    return 1 if result.failed or result.wrecked else 0
 
 
 def print_effects(edits: Sequence[SavedEdit]) -> None:
@@ -81,9 +84,9 @@ def print_effects(edits: Sequence[SavedEdit]) -> None:
 
     Then the requests whose targets did not, and all warnings.
     """
+    from edit_hooks.answers import FIRST_TOKEN_KL
     from edit_hooks.deltas.saved import INDEX_NAME
-    from edit_hooks.lm.editing.effects import NLL_AFTER, NLL_BEFORE, TARGET_NLLS
-    from edit_hooks.lm.editing.neutral_prompts import FIRST_TOKEN_KL
+    from edit_hooks.inference.edit_effects import NLL_AFTER, NLL_BEFORE, TARGET_NLLS
 
     if not edits:
         return
@@ -110,6 +113,27 @@ def print_effects(edits: Sequence[SavedEdit]) -> None:
     say_reasons("after the edit", unlikely)
     warnings = [(edit.file.name, text) for edit in edits for text in edit.diagnostics.get("warnings", ())]
     say_reasons("warning", warnings)
+
+
+def _print_wrecked(result: SavedEdits, *, is_stream: bool) -> None:
+    """One sentence about the edits that wreck the model, with what to try."""
+    if not result.wrecked:
+        return
+    from edit_hooks.answers import FIRST_TOKEN_KL, WRECKED_KL
+    from edit_hooks.inference.damage import WRECKED_REMEDY
+
+    first = result.wrecked[0]
+    what = _wreck([edit.file.name for edit in result.wrecked])
+    if is_stream:
+        what = f"the stream wrecks the model at step {result.edits.index(first)} ({first.file.name})"
+    say(f"wrecked: {what}: first-token KL {first.diagnostics[FIRST_TOKEN_KL]:.2f}, above {WRECKED_KL:g} nats.")
+    say(WRECKED_REMEDY)
+
+
+def _wreck(names: Sequence[str]) -> str:
+    """The clause about files, the first of which are named."""
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"{', '.join(names[:MAX_NAMES])}{more} {'wrecks' if len(names) == 1 else 'wreck'} the model"
 
 
 def _number(value: float | None) -> str:
@@ -147,11 +171,13 @@ def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
 def _run_export(args: argparse.Namespace) -> int:
     from lm_edit.edits import export_edits
 
-    folder, loadable, is_low_rank = export_edits(args.deltas, args.out, args.format, model_options(args))
+    folder, loadable, is_low_rank, wrecked = export_edits(args.deltas, args.out, args.format, model_options(args))
     of_model, is_adapter = loading_options(args), args.format == "peft"
     demo = {} if args.pretrained else {"pretrained": "<folder of the demo model, see lm-edit demo>"}
     whole = {**demo, **of_model, "peft": folder} if is_adapter else {"pretrained": folder}
     say(f"written to {folder}")
+    if wrecked:
+        say(f"wrecked: {_wreck(wrecked)}, as measured when it was edited (first-token KL)")
     if is_adapter and "peft" in of_model:
         say(f"stock models load one adapter: merge {of_model['peft']} into the model before loading this one")
     else:

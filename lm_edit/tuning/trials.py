@@ -191,7 +191,7 @@ class TrialRunner:
     def _score_cases(self, editor: Editor[Any], cases: Sequence[Case]) -> list[FactScore]:
         editor.resolve_config(self.model, self.tokenizer)  # preparation is not part of an edit's time
         began = time.perf_counter()
-        deltas = editor.edit(self.model, self.tokenizer, [case.request for case in cases])
+        deltas = editor.edit(self.model, self.tokenizer, [case.request for case in cases], measure=False)
         before = self.unedited(cases)
         facts = self._assemble(cases, deltas)
         for case, fact in zip(cases, facts, strict=True):

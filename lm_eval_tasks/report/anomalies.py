@@ -2,11 +2,12 @@
 
 Metrics declare in their task's ``metric_list`` what can be checked: ``chance: 0.5`` is the value of a guess (a
 comparison of two answers), ``role: efficacy`` the success of the edits themselves, and ``role: unchanged`` the share of
-other answers that are those of the unedited model. Five things are reported, each only from data that the run has:
+other answers that are those of the unedited model. Six things are reported, each only from data that the run has:
 
 - ``below_chance``: a stream's edits held right after they were made, and at the end the metric is below chance;
 - ``target_nll``: an edit after which its target is as unlikely as before, or unlikelier;
 - ``no_effect``: efficacy is 0 and every other answer exactly as before;
+- ``wrecked``: an edit or a stream after which the model continues neutral prompts like another model (``wrecked``);
 - ``damage``: after the edits the model continues neutral prompts with other tokens (``first_token_kl``);
 - ``edited_checkpoint``: the model before the run's edits is an exported one with edits in it.
 
@@ -16,16 +17,21 @@ A run without edits has the last one only.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from edit_hooks.answers import FIRST_TOKEN_KL, WRECKED, WRECKED_KL
 from edit_hooks.utils.logs import get_logger
-from lm_eval_tasks.common.scoring.aggregation import FIRST_TOKEN_KL, FIRST_TOKEN_KL_NOT_FINITE
 from lm_eval_tasks.common.scoring.metric_list import declared_metrics
 from lm_eval_tasks.common.task.stages import IMMEDIATE
 
 log = get_logger("lm_eval.edited_hf")
 
+DAMAGE = "damage"
+WRECKED_REMEDY = (
+    "Its other scores are those of a broken model. Try a smaller step, another layer or editor, or prompts with words "
+    "before the subject; lm-edit tune searches over settings, and the samples (--log_samples) name the edits."
+)
 EFFICACY_ROLE, UNCHANGED_ROLE = "efficacy", "unchanged"
 # Fewer cases show nothing: five guesses out of five are wrong once in 32 runs.
 MIN_CASES = 5
@@ -77,7 +83,7 @@ def find_anomalies(results: Mapping[str, Any]) -> list[dict[str, str]]:
     found += [("below_chance", text) for text in _below_chance(columns, run)]
     found += [("target_nll", text) for text in _target_nll(results)]
     found += [("no_effect", text) for text in _no_effect(columns, run)]
-    found += [("damage", text) for text in _damage(results)]
+    found += _damage(results)
     return [{"kind": kind, "text": text} for kind, text in found]
 
 
@@ -115,11 +121,9 @@ def _below_chance(columns: list[_Column], run: Mapping[str, Any]) -> Iterator[st
 def _target_nll(results: Mapping[str, Any]) -> Iterator[str]:
     """One sentence for the task with the most such cases: tasks of a benchmark share their edits."""
     worst: tuple[int, int, str] | None = None
-    for task, values in results["results"].items():
-        for key, value in values.items():
-            summary = json.loads(value) if key.startswith("edit,") and isinstance(value, str) else {}
-            if count := summary.get("target_nll_not_lower", 0):
-                worst = max(worst or (0, 0, ""), (count, summary["edits"], task))
+    for task, summary in _edit_summaries(results):
+        if count := summary.get("target_nll_not_lower", 0):
+            worst = max(worst or (0, 0, ""), (count, summary["edits"], task))
     if worst is not None:
         count, edits, task = worst
         yield (
@@ -128,35 +132,66 @@ def _target_nll(results: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _damage(results: Mapping[str, Any]) -> Iterator[str]:
-    """One sentence for the largest divergence: tasks of a benchmark share their edits.
+def _damage(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """One kind and sentence for the worst case: tasks of a benchmark share their edits.
 
-    One that is no finite number is in no mean, and larger than any.
+    ``wrecked`` is the verdict on an edit or step. Below it a large mean is ``damage``.
     """
-    steps = results["config"]["edited_hf"].get("steps") or ()
-    found = [(step[FIRST_TOKEN_KL], "the stream") for step in steps[-1:] if FIRST_TOKEN_KL in step]
-    broken: list[tuple[int, int, str]] = []
-    for task, values in results["results"].items():
-        for key, value in values.items():
-            summary = json.loads(value) if key.startswith("edit,") and isinstance(value, str) else {}
-            if not steps and FIRST_TOKEN_KL in summary:
-                found.append((summary[FIRST_TOKEN_KL], task))
-            if not steps and FIRST_TOKEN_KL_NOT_FINITE in summary:
-                broken.append((summary[FIRST_TOKEN_KL_NOT_FINITE], summary["edits"], task))
-    if broken:
-        count, edits, task = max(broken)
-        yield (
-            f"{task}: after the edits of {count} of {edits} cases the next-token distribution on neutral prompts is no "
-            "finite one (first_token_kl); the samples (--log_samples) name them."
-        )
+    run = results["config"]["edited_hf"]
+    steps: Sequence[Mapping[str, Any]] = run.get("steps") or ()
+    loaded: Mapping[str, Any] = run.get("loaded_edit") or {}
+    summaries = [] if steps or loaded else list(_edit_summaries(results))
+    if (wreck := _wreck_of_one_model(steps, loaded) or _wrecks_of_cases(summaries)) is not None:
+        yield WRECKED, f"{wreck} {WRECKED_REMEDY}"
         return
+    found = [(step[FIRST_TOKEN_KL], "the stream") for step in steps[-1:] if FIRST_TOKEN_KL in step]
+    found += [(loaded[FIRST_TOKEN_KL], "the loaded edit")] if FIRST_TOKEN_KL in loaded else []
+    found += [(summary[FIRST_TOKEN_KL], task) for task, summary in summaries if FIRST_TOKEN_KL in summary]
     divergence, where = max(found, default=(0.0, ""))
-    if not divergence <= MAX_FIRST_TOKEN_KL:  # NaN, too
+    if divergence > MAX_FIRST_TOKEN_KL:
         yield (
+            DAMAGE,
             f"{where}: after the edits the next-token distribution on neutral prompts is {divergence:.2f} nats from "
             "that of the unedited model (first_token_kl); general abilities are likely to suffer. "
-            "compare_unedited=true and --tasks general_ability,editglue measure them."
+            "compare_unedited=true and --tasks general_ability,editglue measure them.",
         )
+
+
+def _wreck_of_one_model(steps: Sequence[Mapping[str, Any]], loaded: Mapping[str, Any]) -> str | None:
+    """The sentence about a stream or a loaded edit that wrecks the model."""
+    neutral = "the next-token distribution on neutral prompts"
+    if (first := next((step for step in steps if step.get(WRECKED)), None)) is not None:
+        return (
+            f"the stream wrecked the model at step {first['step']}, after {first['num_edits']} edits: {neutral} was "
+            f"{first[FIRST_TOKEN_KL]:.2f} nats from that of the unedited model and is {steps[-1][FIRST_TOKEN_KL]:.2f} "
+            f"at the end (first_token_kl, above {WRECKED_KL:g})."
+        )
+    if loaded.get(WRECKED):
+        return (
+            f"the loaded edit wrecks the model: {neutral} is {loaded[FIRST_TOKEN_KL]:.2f} nats from that of the "
+            f"unedited model (first_token_kl, above {WRECKED_KL:g})."
+        )
+    return None
+
+
+def _wrecks_of_cases(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
+    """The sentence about independent edits that wreck the model."""
+    counts = [(summary[WRECKED], summary["edits"], task) for task, summary in summaries if WRECKED in summary]
+    if not counts:
+        return None
+    count, edits, task = max(counts)
+    return (
+        f"{task}: the edits of {count} of {edits} cases wreck the model: the next-token distribution on neutral "
+        f"prompts is more than {WRECKED_KL:g} nats from that of the unedited model, or not finite (first_token_kl)."
+    )
+
+
+def _edit_summaries(results: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The summaries of the edits of every task."""
+    for task, values in results["results"].items():
+        for key, value in values.items():
+            if key.startswith("edit,") and isinstance(value, str):
+                yield task, json.loads(value)
 
 
 def _no_effect(columns: list[_Column], run: Mapping[str, Any]) -> Iterator[str]:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from edit_hooks.answers import WRECKED
 from edit_hooks.utils.printable import printable
 from lm_eval_tasks.common.scoring.columns import NOT_AVAILABLE, Column
 from lm_eval_tasks.common.scoring.metric_list import declared_metrics, exclusion_clause
@@ -175,8 +176,10 @@ def _edit_summary(saved: object) -> str:
     summary = _json_object(saved)
     if not summary:
         return ""
-    rest = [f"{key} {_shown(value)}" for key, value in summary.items() if key not in ("edits", "failed")]
-    return ", ".join([f"{summary['edits']} made, {summary['failed']} failed", *rest])
+    counts = ["edits", "failed", WRECKED]
+    rest = [f"{key} {_shown(value)}" for key, value in summary.items() if key not in counts]
+    wrecked = [f"{summary[WRECKED]} wrecked"] if WRECKED in summary else []
+    return ", ".join([f"{summary['edits']} made, {summary['failed']} failed", *wrecked, *rest])
 
 
 def _shown(value: object) -> str:

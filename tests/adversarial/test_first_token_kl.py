@@ -15,7 +15,7 @@ from task_runs import metrics_of
 from edit_hooks import EditRequest, edited, load_editor
 from edit_hooks.contract.tiny_models import REQUESTS, save_tiny
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.lm.editing.neutral_prompts import NEUTRAL_PROMPTS, NeutralPrompts
+from edit_hooks.inference.neutral_prompts import NEUTRAL_PROMPTS, NeutralPrompts
 from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.common.scoring.aggregation import edit_summary
 from lm_eval_tasks.report.anomalies import find_anomalies
@@ -154,18 +154,15 @@ def data() -> str:
 # ------------------------------------------------------------------ the anomaly
 
 
-@pytest.mark.parametrize(("divergence", "named"), [(0.9, False), (1.1, True), (float("nan"), True)])
+@pytest.mark.parametrize(("divergence", "named"), [(0.9, []), (1.1, ["damage"])])
 @pytest.mark.parametrize("mode", ["sequential", "single"])
-def test_a_large_divergence_is_an_anomaly(mode: str, divergence: float, named: bool) -> None:
+def test_a_large_divergence_is_an_anomaly(mode: str, divergence: float, named: list[str]) -> None:
+    """Below the bound at which the model is called wrecked, see `test_wrecked.py`."""
     run_facts = {"mode": mode, "editor": "x", "editor_writes": ["weights"]}
     row: dict[str, Any] = {}
     if mode == "sequential":
-        run_facts["steps"] = [{"first_token_kl": 7.0}, {"first_token_kl": divergence}]  # the last one counts
+        run_facts["steps"] = [{"first_token_kl": 2.0}, {"first_token_kl": divergence}]  # the last one counts
     else:
-        other = 0.0 if math.isnan(divergence) else divergence  # the mean of the others says nothing about that edit
-        row = {"edit,none": edit_summary([{"first_token_kl": divergence}, {"first_token_kl": other}])}
+        row = {"edit,none": edit_summary([{"first_token_kl": divergence}, {"first_token_kl": divergence}])}
     results = {"config": {"edited_hf": run_facts}, "results": {"bake_es": row}, "configs": {}}
-    found = find_anomalies(results)
-    assert [anomaly["kind"] for anomaly in found] == (["damage"] if named else [])
-    if mode == "single" and math.isnan(divergence):
-        assert "after the edits of 1 of 2 cases" in found[0]["text"]
+    assert [anomaly["kind"] for anomaly in find_anomalies(results)] == named

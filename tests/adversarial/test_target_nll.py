@@ -12,7 +12,7 @@ from paths import RECORDS
 
 from edit_hooks import EditRequest, edited, load_editor
 from edit_hooks.contract.tiny_models import REQUESTS, save_tiny
-from edit_hooks.lm.editing.effects import NLL_AFTER, NLL_BEFORE, EditEffects, nlls_of
+from edit_hooks.inference.edit_effects import NLL_AFTER, NLL_BEFORE, EditEffects, nlls_of
 from edit_hooks.modeling.kv_cache import CACHE
 from lm_eval_tasks.report.anomalies import find_anomalies
 
@@ -71,7 +71,7 @@ def test_several_requests_have_a_mean_and_none_has_no_number(effects) -> None:
     single = [effects.of_independent(both, [request]) for request in (FIRST, SECOND)]
     for name in (NLL_BEFORE, NLL_AFTER):
         assert found[name] == pytest.approx(sum(one[name] for one in single) / 2, rel=1e-5)
-    assert nlls_of([], {}, {}) == {} and list(effects.of_independent(both, [])) == ["first_token_kl"]
+    assert nlls_of([], {}, {}) == {} and list(effects.of_independent(both, [])) == ["first_token_kl", "wrecked"]
 
 
 # ------------------------------------------------------------------ results

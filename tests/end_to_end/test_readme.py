@@ -120,7 +120,7 @@ def test_python_example_runs(tiny_model, tiny_tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"model": tiny_model("llama"), "tokenizer": tiny_tokenizer("byte_bpe_bos")}
     exec(compile(example, "README.md", "exec"), names)
-    assert (tmp_path / "paris.safetensors").exists()
+    assert (tmp_path / "france.safetensors").exists()
 
 
 def test_options_table_is_that_of_the_code():

@@ -13,11 +13,11 @@ from transformers import PreTrainedTokenizerBase
 from edit_hooks.answers import EditReport
 from edit_hooks.base.editor import Editor, position_limit
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.inference.edit_effects import EFFECTS, LONG, EditEffects
+from edit_hooks.inference.neutral_prompts import NeutralPrompts
 from edit_hooks.lm.editing.cost import EditCost, measured
-from edit_hooks.lm.editing.effects import EFFECTS, LONG, EditEffects
 from edit_hooks.lm.editing.joint import modules_behind, write_together
 from edit_hooks.lm.editing.memory_limit import LargeEdits
-from edit_hooks.lm.editing.neutral_prompts import NeutralPrompts
 from edit_hooks.lm.editing.resolve import resolve_with_store
 from edit_hooks.lm.editing.stored_bar import StoredBar
 from edit_hooks.lm.editing.unusable import edit_usable, named_reasons, warn_of_unusable
@@ -205,7 +205,9 @@ class IndependentEdits:
             requests = [group[0] for group in batch]
             try:
                 with measured(self.model) as cost:
-                    deltas = self.editor.edit(self.model, self.tokenizer, requests, progress=bar.computed)
+                    deltas = self.editor.edit(
+                        self.model, self.tokenizer, requests, progress=bar.computed, measure=False
+                    )
             except EditingError as error:
                 if named := named_reasons(error, requests):
                     self._edits |= {key: FailedEdit(reason) for key, reason in named.items()}
@@ -236,7 +238,7 @@ class IndependentEdits:
                 if len(batch) == 1:
                     raise error
                 with measured(self.model) as cost:
-                    (delta,) = self.editor.edit(self.model, self.tokenizer, list(group))
+                    (delta,) = self.editor.edit(self.model, self.tokenizer, list(group), measure=False)
             except EditingError as reason:
                 self._edits[group_key(group)] = FailedEdit(str(reason))
                 log.warning("case %s: %s", group[0].case_id, reason)

@@ -36,12 +36,12 @@ def write_together(
     joint = editor.supports_joint
     past = [step for delta in history for step in _steps_of(delta)]
     if joint and not isinstance(requests, InTurn):
-        (delta,) = editor.edit(model, tokenizer, list(requests), joint=True, history=past)
+        (delta,) = editor.edit(model, tokenizer, list(requests), joint=True, history=past, measure=False)
         return delta
     steps: list[Delta] = []
     with AppliedDeltas(model) as applied:
         for request in requests:
-            steps += editor.edit(model, tokenizer, [request], joint=joint, history=[*past, *steps])
+            steps += editor.edit(model, tokenizer, [request], joint=joint, history=[*past, *steps], measure=False)
             if request is not requests[-1]:
                 applied.add(steps[-1])
     return steps[0] if len(steps) == 1 else _as_one(steps)

@@ -18,14 +18,14 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.answers import EditReport
+from edit_hooks.answers import FIRST_TOKEN_KL, WRECKED, WRECKED_KL, EditReport
 from edit_hooks.base.editor import Editor
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import attached
 from edit_hooks.deltas.placement import placed
+from edit_hooks.inference.edit_effects import LONG, EditEffects
 from edit_hooks.lm.editing.cost import measured
-from edit_hooks.lm.editing.effects import LONG, EditEffects
 from edit_hooks.lm.editing.joint import modules_behind, write_together
 from edit_hooks.lm.editing.memory_limit import LargeEdits
 from edit_hooks.lm.editing.resolve import resolve_with_store
@@ -68,6 +68,11 @@ class Guard:
             return f"the edited weights have moved by {record['norm_ratio']:.2f} of their norm"
         if record["probe_loss"] - loss_before > self.max_loss_increase:
             return f"the loss of a plain sentence rose from {loss_before:.2f} to {record['probe_loss']:.2f}"
+        if record.get(WRECKED):
+            return (
+                f"the model is wrecked: the next token after neutral prompts is {record[FIRST_TOKEN_KL]:.2f} nats from "
+                f"the unedited model's ({FIRST_TOKEN_KL}, above {WRECKED_KL:g})"
+            )
         return None
 
 
@@ -136,6 +141,11 @@ class EditStream:
         for delta in self.deltas:
             reasons |= delta.meta.get("unusable", {})
         return reasons
+
+    @property
+    def wrecked_at(self) -> int | None:
+        """The first step after which the model was wrecked; ``None`` without one, or without measurements."""
+        return next((record["step"] for record in self.steps if record.get(WRECKED)), None)
 
     def edits_after(self, step: int) -> int:
         """Number of edits in the weights after a completed step; 0 for the step before the first."""

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from edit_hooks.answers import ContextReport
+from edit_hooks.answers import FIRST_TOKEN_KL, WRECKED, ContextReport
 from edit_hooks.utils.printable import printable
 from lm_eval_tasks.common.scoring.primitives import harmonic_mean
 
@@ -135,7 +135,7 @@ SHORTENED_PROMPTS: Mapping[str, Callable[[ContextReport], bool]] = {
     "prompts_cut": lambda report: report.cut,
     "facts_cut": lambda report: report.fact_cut,
 }
-FIRST_TOKEN_KL = "first_token_kl"  # nats, edit_hooks.lm.editing.neutral_prompts
+WRECKED_FROM_STEP = "wrecked_from_step"
 FIRST_TOKEN_KL_NOT_FINITE = f"{FIRST_TOKEN_KL}_not_finite"
 
 
@@ -148,10 +148,12 @@ def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
         it is that after the last of these edits. Means are over finite numbers; ``first_token_kl_not_finite`` counts
         the edits without one there, if there are any. ``seconds_per_edit`` divides the time of a joint step by its
         edits. ``peak_memory_gib``, the largest peak, and ``model_memory_gib`` are those of edits made on GPUs.
-        ``target_nll_not_lower`` counts the edits after which an unlikely target is no likelier than before, if
-        there are any. ``constraint`` names what the edits keep fixed, such as ``second_moment``, or ``identity``:
-        nothing that was measured. ``demonstrations_left_out``, ``prompts_cut`` and ``facts_cut`` are numbers of
-        prompts, where there are any. Diagnostics that the editor does not report are absent; "{}" without any edit.
+        ``wrecked`` counts the edits that wreck the model, if there are any; in a stream those after which it is
+        wrecked, from the step ``wrecked_from_step`` on. ``target_nll_not_lower`` counts the edits after which an
+        unlikely target is no likelier than before, if there are any. ``constraint`` names what the edits keep fixed,
+        such as ``second_moment``, or ``identity``: nothing that was measured. ``demonstrations_left_out``,
+        ``prompts_cut`` and ``facts_cut`` are numbers of prompts, where there are any. Diagnostics that the editor does
+        not report are absent; "{}" without any edit.
     """
     edits = [value for value in values if value is not None]
     made = [edit for edit in edits if "error" not in edit]
@@ -169,6 +171,10 @@ def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
             summary[name] = float(f"{max(numbers):.3g}")
     if not_finite := sum(isinstance(kl, float) and not math.isfinite(kl) for kl in columns[FIRST_TOKEN_KL]):
         summary[FIRST_TOKEN_KL_NOT_FINITE] = not_finite
+    if wrecked := [edit for edit in made if edit.get(WRECKED)]:
+        summary[WRECKED] = len(wrecked)
+        if steps := [edit["step"] for edit in wrecked if "step" in edit]:
+            summary[WRECKED_FROM_STEP] = min(steps)
     if not_lower := sum(map(_is_target_no_likelier, made)):
         summary["target_nll_not_lower"] = not_lower
     for name in SHORTENED_PROMPTS:

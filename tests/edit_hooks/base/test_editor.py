@@ -51,7 +51,8 @@ def test_the_factors_of_an_edit_are_contiguous_as_those_of_a_loaded_one() -> Non
     left_DE, right_FE = torch.randn(2, 4).T, torch.randn(2, 6).T
     editor = Returns(contract_settings(Sound))
     editor.value = [Delta(factors={"module": Factor(left_DE, right_FE)})]
-    (delta,) = editor.edit(tiny_model("gpt2"), tiny_tokenizer(NATURAL_TOKENIZER["gpt2"]), EDIT_REQUESTS[:1])
+    tiny = tiny_model("gpt2"), tiny_tokenizer(NATURAL_TOKENIZER["gpt2"])
+    (delta,) = editor.edit(*tiny, EDIT_REQUESTS[:1], measure=False)
     factor = delta.factors["module"]
     assert factor.left.is_contiguous() and factor.right.is_contiguous()
     assert torch.equal(factor.left, left_DE) and torch.equal(factor.right, right_FE)

@@ -22,9 +22,9 @@ from saved_results import evaluate_here
 from edit_hooks import EditingError
 from edit_hooks.base.editor import Editor
 from edit_hooks.contract.tiny_models import build_model
+from edit_hooks.inference.edit_effects import EditEffects
 from edit_hooks.lm.editing import cost as edit_cost
 from edit_hooks.lm.editing.cost import GIB, MODEL_MEMORY, PEAK_MEMORY, SECONDS, GPUMemory
-from edit_hooks.lm.editing.effects import EditEffects
 from edit_hooks.store.store import Store
 from lm_edit.results import load_documents, load_results
 

@@ -12,16 +12,17 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from edit_hooks.answers import FIRST_TOKEN_KL, WRECKED
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference.items import Limits, ScoreItem
+from edit_hooks.inference.neutral_prompts import NeutralPrompts, verdict
 from edit_hooks.inference.scoring import score
-from edit_hooks.lm.editing.neutral_prompts import FIRST_TOKEN_KL, NeutralPrompts
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.request import EditRequest
 
 NLL_BEFORE, NLL_AFTER = "target_nll_before", "target_nll_after"
 TARGET_NLLS = "target_nlls"  # of an edit of several requests: [before, after] of each, in their order
-EFFECTS = (FIRST_TOKEN_KL, NLL_BEFORE, NLL_AFTER, TARGET_NLLS)  # names among the diagnostics of an edit
+EFFECTS = (FIRST_TOKEN_KL, WRECKED, NLL_BEFORE, NLL_AFTER, TARGET_NLLS)  # names among the diagnostics of an edit
 # Diagnostics that grow with the steps or the requests of an edit, and are left out where every case repeats them.
 LONG = ("losses", TARGET_NLLS)
 
@@ -70,7 +71,7 @@ class EditEffects:
     def of_independent(self, delta: Delta, requests: Sequence[EditRequest]) -> dict[str, Any]:
         """All numbers of an edit of the model as it is now."""
         before, after = self.target_nlls(requests, None, delta)
-        return {FIRST_TOKEN_KL: self.divergence(delta), **nlls_of(requests, before, after)}
+        return {**verdict(self.divergence(delta)), **nlls_of(requests, before, after)}
 
     def of_step(
         self, runtime_part: Delta | None, requests: Sequence[EditRequest], before: Mapping[str, float]
@@ -82,7 +83,7 @@ class EditEffects:
             before: by request key, negative log-likelihoods before the step.
         """
         (after,) = self.target_nlls(requests, runtime_part)
-        return {FIRST_TOKEN_KL: self.divergence(runtime_part), **nlls_of(requests, before, after)}
+        return {**verdict(self.divergence(runtime_part)), **nlls_of(requests, before, after)}
 
 
 def nlls_of(requests: Sequence[EditRequest], before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from edit_hooks.answers import FIRST_TOKEN_KL, WRECKED, WRECKED_KL
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference.distributions import NoisyPrompt, next_token_log_probs
 from edit_hooks.inference.items import Limits
@@ -19,7 +20,10 @@ from edit_hooks.modeling.tokens import encode
 # Few and short, so that they cost a few percent of the edit itself.
 NEUTRAL_PROMPTS = ("The weather was", "She opened the", "A triangle has", "They walked to the")
 
-FIRST_TOKEN_KL = "first_token_kl"  # of the number among the diagnostics of an edit
+
+def verdict(divergence: float) -> dict[str, float | bool]:
+    """The diagnostics about a divergence; one that is not finite is a wreck, too."""
+    return {FIRST_TOKEN_KL: divergence, WRECKED: not divergence <= WRECKED_KL}
 
 
 class NeutralPrompts:
