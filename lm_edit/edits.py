@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from edit_hooks.answers import WRECKED
+from edit_hooks.assets.demo_name import DEMO_NAME
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.export import export_merged, export_peft
@@ -161,7 +162,7 @@ def export_edits(
     AppliedDeltas(lm.model).check(delta)
     if file_format == "peft":
         revision = None if (given := model_options.get("revision")) is None else str(given)
-        folder = export_peft(delta, out, base_model=str(lm.pretrained), revision=revision)
+        folder = export_peft(delta, out, base_model=None if lm.is_demo else str(lm.pretrained), revision=revision)
         return Exported(folder, out, wrecked=wrecked)
     folder = export_merged(lm.model, lm.tokenizer, delta, out)
     loadable = paths[0] if len(paths) == 1 else stream_folder(paths)
@@ -180,7 +181,7 @@ def _describe_model(lm: EditedHFLM) -> dict[str, Any]:
     """Metadata of a saved edit about its model."""
     return {
         "model": lm.identity.to_dict(),
-        "model_name": str(lm.pretrained),
+        "model_name": DEMO_NAME if lm.is_demo else str(lm.pretrained),
         "model_type": lm.config.model_type,
         "dtype": str(lm.model.dtype),
     }

@@ -29,6 +29,7 @@ from edit_hooks.modeling.adapter_layers import has_adapter_layers
 from edit_hooks.modeling.architectures import head_of, is_transposed, unwrapped, weight_of
 from edit_hooks.modeling.tensors import read_tensors, write_tensors
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import without_folders
 from edit_hooks.utils.json_io import json_text, read_json
 from edit_hooks.utils.outputs import check_output_folder
 from edit_hooks.utils.scopes import undone
@@ -42,7 +43,8 @@ def export_peft(delta: Delta, folder: str | Path, base_model: str | None = None,
     """Write a low-rank edit as a PEFT LoRA adapter; peft itself is not needed.
 
     Args:
-        base_model: name or folder of the edit's base model, for the adapter's description.
+        base_model: hub id of the edit's base model, for the adapter's description. A folder is not recorded:
+            ``edit_origin.json`` identifies the model by the hash of its weights.
         revision: its revision on the hub.
 
     Returns:
@@ -67,7 +69,7 @@ def export_peft(delta: Delta, folder: str | Path, base_model: str | None = None,
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base_model,
+        "base_model_name_or_path": None if base_model is None or Path(base_model).expanduser().exists() else base_model,
         "revision": revision,
         "r": rank,
         "lora_alpha": rank,
@@ -254,7 +256,15 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _origin(delta: Delta) -> dict[str, Any]:
-    return {"meta": delta.meta, "checksum": delta.checksum()}
+    return {"meta": shared_meta(delta.meta), "checksum": delta.checksum()}
+
+
+def shared_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata for a file that is passed on: names in place of the paths of this machine.
+
+    The model of the edit stays checkable by its identity, and files by their digests. Requests are texts.
+    """
+    return dict(without_folders(meta, keep=("requests",)))
 
 
 def holds_edits(pretrained: object) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +18,13 @@ from torch import nn
 
 from edit_hooks.deltas.apply import UNEDITED_STATE, AppliedDeltas
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.export import CONFIG_NAME, read_peft
+from edit_hooks.deltas.export import CONFIG_NAME, read_peft, shared_meta
 from edit_hooks.modeling.base_model import compare_models
 from edit_hooks.modeling.identity import ModelIdentity
 from edit_hooks.modeling.tensors import read_header
 from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import user_path, write_atomically
+from edit_hooks.utils.files import user_path, without_folders, write_atomically
 from edit_hooks.utils.json_io import json_text, read_json
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.outputs import check_output_folder
@@ -228,11 +229,13 @@ def _write_edits(
             _claim(path)
         paths.append(path)
         delta.meta |= {**metadata, "requests": [request.to_dict() for request in group]}
-        delta.save(path)
-        diagnostics = {name: value for name, value in delta.diagnostics.items() if name != "losses"}
+        # files are passed on: no path of this machine, where digests identify what is behind one
+        saved = replace(delta, meta=shared_meta(delta.meta), diagnostics=without_folders(delta.diagnostics))
+        saved.save(path)
+        diagnostics = {name: value for name, value in saved.diagnostics.items() if name != "losses"}
         index.append({"file": path.name, "requests": delta.meta["requests"], "diagnostics": diagnostics})
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / INDEX_NAME, json_text({**metadata, "edits": index}, indent=2) + "\n")
+    write_atomically(folder / INDEX_NAME, json_text({**shared_meta(metadata), "edits": index}, indent=2) + "\n")
 
 
 def _claim(path: Path) -> None:

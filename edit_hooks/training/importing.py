@@ -16,7 +16,7 @@ from edit_hooks.training.find import trainer_class
 from edit_hooks.training.settings import resolve_settings
 from edit_hooks.training.trainer import ImportSource, describe_model
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import path_digest, user_path
+from edit_hooks.utils.files import path_digest, user_path, without_folders
 from edit_hooks.utils.outputs import check_output_folder
 
 
@@ -62,7 +62,7 @@ def import_artifact(
     chosen, inner = editor_class(editor), unwrapped(model)
     trainer = trainer_class(chosen)
     config = resolve_settings(trainer.config_class, chosen, inner, settings or {})
-    info = describe_model(inner, tokenizer) | ({"model_name": model_name} if model_name else {})
+    info = describe_model(inner, tokenizer) | ({"model_name": without_folders(model_name)} if model_name else {})
     imported = {"weights": source.name, "sha256": path_digest(source)}
     trainer.import_artifact(inner, tokenizer, config, source, ImportSource(info, imported, folder))
     return folder

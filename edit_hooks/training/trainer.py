@@ -33,7 +33,7 @@ from edit_hooks.modeling.weights import check_weights, keep_layout
 from edit_hooks.training.edit_data import EditData, LossTerms, NumberedExample, training_batch
 from edit_hooks.training.settings import TrainingSettings
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import remove_leftovers
+from edit_hooks.utils.files import remove_leftovers, without_folders
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.outputs import check_output_folder, check_writable_folder
@@ -83,7 +83,7 @@ def describe_model(model: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, 
     """What a manifest records about the model that an artifact is for."""
     return {
         "model": model_identity(model, tokenizer).to_dict(),
-        "model_name": str(getattr(model.config, "name_or_path", "")),
+        "model_name": without_folders(str(getattr(model.config, "name_or_path", ""))),  # artifacts are passed on
         "model_type": model.config.model_type,
         "dtype": str(model.get_input_embeddings().weight.dtype),
     }
@@ -178,7 +178,7 @@ class Trainer(abc.ABC, Generic[ConfigT]):
         self.config, self.data, self.out, self.quiet = config, data, check_training_folder(out), quiet
         self.set_up(tokenizer)
         self.progress = TrainingProgress()
-        self.model_info = {**describe_model(self.model, tokenizer), **(model_info or {})}
+        self.model_info = {**describe_model(self.model, tokenizer), **without_folders(model_info or {})}
         # A resumed run may train for longer than the interrupted one, but nothing else may differ.
         settings = {name: value for name, value in config.to_dict().items() if name not in ("num_steps", "patience")}
         self.identity: dict[str, Any] = {

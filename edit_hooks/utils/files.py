@@ -12,8 +12,9 @@ import platform
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
@@ -26,6 +27,24 @@ BLOCK_BYTES = 1 << 22
 
 
 _TEMPORARY = re.compile(r"^\..+\.(?P<machine>[0-9a-f]{12})-(?P<pid>\d+)-[0-9a-f]{8}\.tmp$")
+
+
+def without_folders(value: Any, keep: Collection[str] = ()) -> Any:
+    """The value with the last part in place of every path that leads to a file or folder of this machine now.
+
+    For files that are passed on. What such a path leads to has to be identified by other means, as by a digest.
+
+    Args:
+        value: a path, or a JSON-able value that may contain some.
+        keep: keys of mappings whose values stay as they are: texts of people, which can look like a path.
+    """
+    if isinstance(value, Mapping):
+        return {name: entry if name in keep else without_folders(entry, keep) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_folders(entry, keep) for entry in value]
+    if isinstance(value, (str, Path)) and os.sep in (text := str(value)):
+        return Path(text).name if os.path.exists(os.path.expanduser(text)) else value
+    return value
 
 
 @contextlib.contextmanager

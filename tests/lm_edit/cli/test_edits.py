@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 
 import pytest
 import torch
@@ -335,3 +336,40 @@ def test_dense_edits_cannot_become_adapters_and_other_models_are_refused(model, 
 def test_a_batch_size_without_a_stream_is_refused(capsys):
     assert main(["edit", "--editor", "rome", "--edits", "x.jsonl", "--out", "y", "--edit-batch-size", "2"]) == 2
     assert "--sequential" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("grouping", [[], ["--sequential"]])
+def test_files_that_are_passed_on_name_no_folder_of_this_machine(edits, tmp_path, grouping, capsys):
+    """And another place of the model is the same model, another model under the same name is not."""
+    here, there = save_tiny(tmp_path / "secret", "llama"), tmp_path / "there/model"
+    corpus = tmp_path / "secret/corpus.txt"
+    corpus.write_text("The train stops at the harbor. " * 20, encoding="utf-8")
+    settings = ["--editor-args", f"layers:[1];num_steps:2;moment_length:8;second_moments:{corpus}"]
+    model = ["--pretrained", str(here), "--device", "cpu"]
+    words = ["--editor", "memit", *settings, "--edits", edits, "--num-edits", "1", "--store", "off", *grouping]
+    assert main(["edit", *model, *words, "--out", str(tmp_path / "edits")]) == 0
+    for file_format in ("peft", "merged"):
+        out = ["--format", file_format, "--out", str(tmp_path / file_format)]
+        assert main(["export", str(tmp_path / "edits"), *model, *out]) == 0
+    written = [path for name in ("edits", "peft", "merged") for path in (tmp_path / name).rglob("*") if path.is_file()]
+    assert len(written) > 6
+    for path in written:
+        assert str(tmp_path).encode() not in path.read_bytes(), path
+    (saved,) = (tmp_path / "edits").glob("*.safetensors")
+    meta = Delta.load(saved).meta
+    assert meta["model_name"] == here.name and meta["config"]["second_moments"] == "corpus.txt"
+    assert meta["config"]["moment_digest"]
+    shutil.move(here, there)
+    for edit in (saved, tmp_path / "peft"):
+        EditedHFLM(pretrained=str(there), load_edit=str(edit), device="cpu", store="off").session.result_metadata()
+    other = save_tiny(tmp_path / "secret", "llama", num_hidden_layers=4)
+    with pytest.raises(EditingError, match=r"other weights|another model|no module|differ"):
+        EditedHFLM(pretrained=str(other), load_edit=str(saved), device="cpu", store="off").session.result_metadata()
+
+
+@pytest.mark.parametrize(("base", "recorded"), [("org/model", "org/model"), (None, None), ("HERE", None)])
+def test_an_adapter_names_its_base_model_by_hub_id_only(tiny_model, tmp_path, base, recorded):
+    delta = random_delta(tiny_model("llama"), seed=0)
+    export_peft(delta, tmp_path / "adapter", base_model=str(tmp_path) if base == "HERE" else base)
+    config = json.loads((tmp_path / "adapter/adapter_config.json").read_text(encoding="utf-8"))
+    assert config["base_model_name_or_path"] == recorded
