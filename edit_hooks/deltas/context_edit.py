@@ -14,8 +14,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from edit_hooks.prompt_context import NEW_FACT, QUESTION_PREFIX, SPACE, fact_line, statement
+from edit_hooks.utils.numbers import Range
 
 SEPARATOR = "\n\n"
+MOST_ROUNDS = Range("a whole number from 1 to 1000", least=1, most=1000)
 # Field -> its name in saved edits, fixed because the checksum of a saved edit covers it.
 FILE_NAMES = {"include_fact": "states_fact", "min_similarity": "min_likeness"}
 

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from edit_hooks.deltas.content import check_content, check_contexts, check_metadata, sorted_tensors
 from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.deltas.hook_edit import HookEdit
+from edit_hooks.deltas.schema import Record, list_of, mapping_of, of_file, one_of, read_field, text
 from edit_hooks.modeling.fingerprint import tensor_checksum
 from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.modeling.tensors import read_header, read_tensors, unpack_bits, write_tensors
@@ -22,6 +24,10 @@ from edit_hooks.utils.hashing import key_of
 
 FORMAT = "lm-eval-editing/delta/1"
 HEADER_CHECKSUM = "header_checksum"
+# Entries of a header, besides the checksum of it; and what the names of tensors begin with.
+HEADER = {"format", "meta", "diagnostics", "transposed", "hooked", "contexts", "checksum"}
+PREFIXES = ("left", "right", "dense", "mask", "carry", "hook")
+HOOKED = Record({"kind": text, "settings": mapping_of()})
 
 
 class Factor(NamedTuple):
@@ -198,8 +204,10 @@ class Delta:
             absolute_paths: name the models behind facts by absolute paths, for runs in other working directories.
 
         Raises:
+            EditingError: for numbers that are not finite, which no reader accepts.
             OSError: if the file cannot be written.
         """
+        self.check_finite()
         contexts = self._absolute_contexts() if absolute_paths else self.contexts
         if contexts != self.contexts:
             replace(self, contexts=contexts).save(path, absolute_paths=False)
@@ -228,16 +236,14 @@ class Delta:
         """Read a file written by :meth:`save`. No code named by the file is imported.
 
         Raises:
-            EditingError: the file is missing, damaged or of another kind.
+            EditingError: the file is missing, damaged or of another kind, or a field holds what no edit of its kind
+                does, as numbers that are not finite.
         """
         header, tensors = read_tensors(path, "edit")
         _check_header(header, path)
-        try:
+        with of_file(f"the edit in {path} cannot be used"):
             delta = cls._from_file(header, tensors)
-            is_intact = delta.checksum() == header.get("checksum")
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise EditingError(f"the edit in {path} is damaged: {error!r}") from error
-        if not is_intact:
+        if delta.checksum() != header.get("checksum"):
             raise EditingError(f"the edit in {path} is damaged (checksum differs).")
         return delta
 
@@ -250,26 +256,38 @@ class Delta:
         """
         header = read_header(path, "edit")
         _check_header(header, path)
-        try:
-            return dict(json.loads(header["meta"]))
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise EditingError(f"the edit in {path} is damaged: {error!r}") from error
+        with of_file(f"the edit in {path} cannot be used"):
+            meta: dict[str, Any] = read_field(header, "meta", strict=False)
+            check_metadata(meta)
+        return meta
 
     @classmethod
     def _from_file(cls, header: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> Delta:
-        delta = cls(meta=json.loads(header["meta"]), diagnostics=json.loads(header["diagnostics"]))
-        delta.contexts = tuple(map(ContextEdit.from_dict, json.loads(header.get("contexts", "[]"))))
-        hook_tensors: dict[str, torch.Tensor] = {}
-        by_prefix = {"dense": delta.dense, "mask": delta.masks, "carry": delta.stream_state, "hook": hook_tensors}
-        transposed = set(json.loads(header["transposed"]))
-        for key, tensor in tensors.items():
-            prefix, _, name = key.partition("/")
-            if prefix in by_prefix:
-                by_prefix[prefix][name] = tensor
-            elif prefix == "left":
-                delta.factors[name] = Factor(tensor, tensors[f"right/{name}"], name in transposed)
+        if unknown := sorted(header.keys() - HEADER):
+            raise EditingError(f"its header has the unknown entry {unknown[0]!r}.")
+        by_prefix = sorted_tensors(tensors, PREFIXES)
+        left, right = by_prefix["left"], by_prefix["right"]
+        if lone := sorted(left.keys() ^ right.keys()):
+            raise EditingError(f"tensor {'right' if lone[0] in left else 'left'}/{lone[0]} is missing.")
+        transposed = read_field(header, "transposed")
+        list_of(one_of(*left))("transposed", transposed)
+        delta = cls(
+            factors={name: Factor(left[name], right[name], name in transposed) for name in left},
+            dense=by_prefix["dense"],
+            masks=by_prefix["mask"],
+            stream_state=by_prefix["carry"],
+            diagnostics=read_field(header, "diagnostics", strict=False),
+            meta=read_field(header, "meta", strict=False),
+        )
+        if "contexts" in header:
+            delta.contexts = tuple(map(ContextEdit.from_dict, check_contexts(read_field(header, "contexts"))))
         if "hooked" in header:
-            delta.hook_edit = HookEdit(tensors=hook_tensors, **json.loads(header["hooked"]))
+            hooked = read_field(header, "hooked")
+            HOOKED("hooked", hooked)
+            delta.hook_edit = HookEdit(tensors=by_prefix["hook"], **hooked)
+        elif by_prefix["hook"]:
+            raise EditingError("it has tensors of hooks, but its header has no 'hooked'.")
+        check_content(delta)
         return delta
 
     @property

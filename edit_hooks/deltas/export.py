@@ -23,8 +23,10 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.deltas.apply import AppliedDeltas
+from edit_hooks.deltas.content import check_metadata
 from edit_hooks.deltas.delta import Delta, Factor
-from edit_hooks.deltas.peft_rules import check_adapter_config, rank_of, scaling, target_names
+from edit_hooks.deltas.peft_rules import check_adapter_config, check_expressions, rank_of, scaling, target_names
+from edit_hooks.deltas.schema import Record, Tensor, mapping_of, of_file, require_shallow
 from edit_hooks.modeling.adapter_layers import has_adapter_layers
 from edit_hooks.modeling.architectures import head_of, is_transposed, unwrapped, weight_of
 from edit_hooks.modeling.tensors import read_tensors, write_tensors
@@ -163,15 +165,21 @@ def read_peft(folder: str | Path, model: nn.Module) -> Delta:
     config = _read_adapter_config(folder / CONFIG_NAME)
     _, tensors = read_tensors(folder / WEIGHTS_NAME, "adapter")
     inner = unwrapped(model)
-    factors = {
-        name: _read_factor(inner, config, name, tensors, str(folder))
-        for name in dict.fromkeys(_module_of(key, str(folder)) for key in tensors)
-    }
+    names = list(dict.fromkeys(_module_of(key, str(folder)) for key in tensors))
+    modules = {name for name, _ in inner.named_modules()}
+    if unknown := [name for name in names if name not in modules]:
+        raise EditingError(f"{folder}: the model has no module {unknown[0]!r}; is it another base model?")
+    with of_file(folder / CONFIG_NAME):
+        check_expressions(config, modules)
+    factors = {name: _read_factor(inner, config, name, tensors, str(folder)) for name in names}
     targets = target_names(config, inner)
     if targets is not None and (differing := sorted(targets ^ factors.keys())):
         what = "no tensors for" if differing[0] in targets else "tensors, but target_modules leave out,"
         raise EditingError(f"{folder} is incomplete or for another base model: it has {what} {', '.join(differing)}.")
-    return Delta(meta=_read_origin(folder / ORIGIN_NAME), factors=factors)
+    delta = Delta(meta=_read_origin(folder / ORIGIN_NAME), factors=factors)
+    with of_file(folder):
+        delta.check_finite()
+    return delta
 
 
 def _module_of(key: str, source: str) -> str:
@@ -193,6 +201,8 @@ def _read_factor(
     keys = {part: f"{PREFIX}{name}.lora_{part}.weight" for part in "AB"}
     if missing := [key for key in keys.values() if key not in tensors]:
         raise EditingError(f"{source} is incomplete: it has no tensor {missing[0]!r}.")
+    for part, dims in (("A", "r F"), ("B", "D r")):
+        Tensor(dims).check(f"{keys[part]} of {source}", tensors[keys[part]], {})
     right_KF, left_DK = tensors[keys["A"]].float(), tensors[keys["B"]].float()
     rank = rank_of(config, name)
     if (len(right_KF), left_DK.shape[1]) != (rank, rank):
@@ -200,11 +210,7 @@ def _read_factor(
             f"{source}: the tensors of {name} have ranks {len(right_KF)} and {left_DK.shape[1]}, its configuration "
             f"says {rank}."
         )
-    try:
-        transposed = is_transposed(model.get_submodule(name))
-    except AttributeError:
-        raise EditingError(f"{source}: the model has no module {name!r}; is it another base model?") from None
-    return Factor(left_DK * scaling(config, name), right_KF.T, transposed)
+    return Factor(left_DK * scaling(config, name), right_KF.T, is_transposed(model.get_submodule(name)))
 
 
 def _require_weights(delta: Delta) -> None:
@@ -240,14 +246,8 @@ def _with_minimal_rank(factor: Factor) -> Factor:
 
 
 def _read_adapter_config(path: Path) -> dict[str, Any]:
-    try:
-        config: dict[str, Any] = read_json(path)
-        check_adapter_config(config, str(path.parent))
-        _ = int(config["r"]), float(config["lora_alpha"])
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, EditingError):
-            raise
-        raise EditingError(f"{path} is not readable as an adapter's configuration: {error!r}") from None
+    config: dict[str, Any] = read_json(path, "configuration of an adapter")
+    check_adapter_config(config, path)
     return config
 
 
@@ -279,10 +279,13 @@ def _read_origin(path: Path) -> dict[str, Any]:
     """The exported edit's metadata; empty for adapters of other tools."""
     if not path.is_file():
         return {}
-    try:
-        return dict(read_json(path, finite=False)["meta"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise EditingError(f"{path} is damaged: {error!r}") from None
+    origin = read_json(path, "origin of an adapter", finite=False, halves="keep")
+    with of_file(path):
+        require_shallow("it", origin)
+        Record({"meta": mapping_of()}, is_open=True)("", origin)
+        check_metadata(origin["meta"])
+    meta: dict[str, Any] = origin["meta"]
+    return meta
 
 
 @contextmanager

@@ -22,12 +22,14 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from edit_hooks.deltas.forward_context import ForwardContext
-from edit_hooks.modeling.architectures import edited_module, head_of, map_shape, unwrapped
+from edit_hooks.deltas.schema import Record, Schema, check_numeric, text
+from edit_hooks.modeling.architectures import edited_module, head_of, linear_of, map_shape, unwrapped
 from edit_hooks.modeling.hooks import Registration, hooks
 from edit_hooks.modeling.kv_cache import CACHE_NAMES
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.plugins import import_object, registered
 
 # kind -> ``module:class``. A built-in kind is one row here and one subclass of HookKind.
@@ -59,6 +61,10 @@ class HookEdit:
         """Whether rows under different edits of this kind can share a batch."""
         return kind_class(self.kind).mixes_rows
 
+    def check_content(self) -> None:
+        """Raise EditingError, with the field, for settings and tensors that no edit of its kind has."""
+        kind_class(self.kind).check_content(self)
+
     def check(self, model: nn.Module) -> None:
         """Raise EditingError if the edit does not fit the model."""
         inner = unwrapped(model)
@@ -67,7 +73,13 @@ class HookEdit:
                 f"the edit hooks {self.settings['module']}, the head, which is computed for the read positions alone, "
                 "apart from the rest of the pass; hook a module inside the decoder."
             )
-        kind_class(self.kind).check(inner, self)
+        kind = kind_class(self.kind)
+        try:
+            kind.check(inner, self)
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            if kind.schema is not None or isinstance(error, EditingError):
+                raise
+            raise EditingError(f"the hook edit lacks what its kind {self.kind!r} needs: {first_line(error)}.") from None
 
     @staticmethod
     def after(steps: Iterable[HookEdit | None], kind: str, module: str, what: str) -> HookEdit | None:
@@ -116,14 +128,19 @@ class HookKind(abc.ABC):
         edits: the distinct edits.
         edit_of_row: [R] index into ``edits``, -1 for rows without an edit; ``None``: every row has ``edits[0]``.
 
+    Raises:
+        EditingError: for an edit that lacks a part which an earlier step of its stream has.
+
     Attributes:
         mixes_rows: whether rows under different edits of this kind can share a batch.
         row_state: names of the attributes that hold one entry per row ([R, ...], or ``None`` before prefill);
             :meth:`select` indexes them.
+        schema: what settings and tensors hold; ``None``: a text ``module``, and numbers that are finite.
     """
 
     mixes_rows: ClassVar[bool] = False
     row_state: ClassVar[tuple[str, ...]] = ()
+    schema: ClassVar[Schema | None] = None
 
     def __init__(self, model: nn.Module, edits: Sequence[HookEdit], edit_of_row: torch.Tensor | None = None) -> None:
         self.model, self.edits, self.edit_of_row = model, edits, edit_of_row
@@ -133,6 +150,19 @@ class HookKind(abc.ABC):
     @abc.abstractmethod
     def combine(cls, steps: Sequence[HookEdit]) -> HookEdit:
         """Steps of this kind at one module, in order, as one edit."""
+
+    @classmethod
+    def check_content(cls, hook_edit: HookEdit) -> None:
+        """Raise EditingError, with the field, for content that does not follow :attr:`schema`.
+
+        Subclasses add what a schema does not express. Later code relies on it.
+        """
+        if cls.schema is not None:
+            cls.schema.check(hook_edit.settings, hook_edit.tensors)
+            return
+        Record({"module": text}, is_open=True)("settings", hook_edit.settings)
+        for name, tensor in hook_edit.tensors.items():
+            check_numeric(name, tensor)
 
     @classmethod
     def check(cls, model: nn.Module, hook_edit: HookEdit) -> None:
@@ -252,7 +282,9 @@ def target_module(model: nn.Module, hook_edit: HookEdit) -> nn.Module:
 
 
 def check_width(module: nn.Module, name: str, width_out: int, width_in: int) -> None:
-    """Raise EditingError if a linear map is not R^width_in -> R^width_out."""
+    """Raise EditingError if a module is no linear map R^width_in -> R^width_out."""
+    if not isinstance(linear_of(module), nn.Linear | Conv1D):
+        raise EditingError(f"the edit hooks {name}, a {type(module).__name__}; a linear map is needed.")
     if map_shape(module) != (width_out, width_in):
         raise EditingError(
             f"the edit of {name} maps {width_in} -> {width_out}, the model's module "

@@ -7,14 +7,30 @@ tests compare every rule with peft's own merged weights.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from edit_hooks.deltas.schema import (
+    Record,
+    either,
+    flag,
+    list_of,
+    mapping_of,
+    nullable,
+    number,
+    of_file,
+    require_shallow,
+    text,
+    whole,
+)
 from edit_hooks.modeling.architectures import head_of, linear_of, unwrapped
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.expressions import compiled
+from edit_hooks.utils.numbers import POSITIVE
 
 # Fields that do not change what the tensors stand for -> why. Any other field with a value that is not empty, none or
 # false makes an adapter more than a low-rank update of weights, or is not known here.
@@ -53,12 +69,39 @@ _IN_ADAPTER = re.compile(r"\.(base_layer|lora_\w+)(\.|$)")  # parts of an adapte
 PLAIN_INITIALIZATIONS = (None, True, False, "gaussian", "eva", "orthogonal")
 
 
-def check_adapter_config(config: Mapping[str, Any], source: str) -> None:
-    """Refuse adapters that are more than low-rank updates of weights.
+_NAMES = nullable(either(text, list_of(text)))
+TARGETS = {"target_modules": _NAMES, "exclude_modules": _NAMES, "layers_pattern": _NAMES}
+# Of the fields that are read here; all others are in NEUTRAL_FIELDS, or refused.
+CONFIG = Record(
+    {"r": whole(POSITIVE), "lora_alpha": number()},
+    {
+        **TARGETS,
+        "layers_to_transform": nullable(either(whole(), list_of(whole()))),
+        "rank_pattern": nullable(mapping_of(whole(POSITIVE))),
+        "alpha_pattern": nullable(mapping_of(number())),
+        "use_rslora": nullable(flag),
+        "bias": text,
+        "init_lora_weights": nullable(either(flag, text)),
+    },
+    is_open=True,
+)
+
+
+def check_adapter_config(config: Any, path: Path) -> None:
+    """Refuse adapters that are more than low-rank updates of weights, and fields of other types.
 
     Args:
-        source: the adapter's folder, for messages.
+        path: the file, for messages.
+
+    Raises:
+        EditingError: it names the field.
     """
+    source = path.parent
+    with of_file(path):
+        require_shallow("it", config)
+        Record({"peft_type": text}, is_open=True)("", config)
+        if config["peft_type"] == "LORA":
+            CONFIG("", config)
     kind, extras = config["peft_type"], [name for name, value in config.items() if value and name not in NEUTRAL_FIELDS]
     if config.get("bias", "none") != "none":
         extras.append("bias")
@@ -70,6 +113,28 @@ def check_adapter_config(config: Mapping[str, Any], source: str) -> None:
             f"{source}: only plain LoRA adapters are edits of weights; this one is {kind}. Load it with peft={source} "
             "instead."
         )
+
+
+def check_expressions(config: Mapping[str, Any], names: Collection[str]) -> None:
+    """Refuse regular expressions of a configuration that are malformed, or could be matched for ever.
+
+    Args:
+        config: of any kind of adapter; other fields may hold anything.
+        names: of the modules that they will be matched with.
+
+    Raises:
+        EditingError: it names the field.
+    """
+    Record({}, TARGETS, is_open=True)("", config)
+    for field in ("target_modules", "exclude_modules"):
+        if isinstance(expression := config.get(field), str):
+            compiled(expression, field, names)
+    for pattern in _layer_patterns(config):
+        compiled(_of_layer(pattern), "layers_pattern", names)
+    for field in ("rank_pattern", "alpha_pattern"):
+        mapping_of()(field, config.get(field) or {})
+        for key in config.get(field) or {}:
+            compiled(_of_key(key), f"a key of {field}", names)
 
 
 def rank_of(config: Mapping[str, Any], name: str) -> int:
@@ -113,11 +178,22 @@ def is_target(config: Mapping[str, Any], name: str) -> bool:
     layers = config.get("layers_to_transform")
     if layers is None or layers == []:
         return True
-    patterns = config.get("layers_pattern") or []
-    patterns = [patterns] if isinstance(patterns, str) else patterns
-    expressions = [rf"(?:^|.*?\.){pattern}\.(\d+)\." for pattern in patterns] or [r".*?\.[^.]*\.(\d+)\."]
+    expressions = [_of_layer(pattern) for pattern in _layer_patterns(config)] or [r".*?\.[^.]*\.(\d+)\."]
     found = next((match for expression in expressions if (match := re.match(expression, name))), None)
     return found is not None and int(found[1]) in ([layers] if isinstance(layers, int) else layers)
+
+
+def _layer_patterns(config: Mapping[str, Any]) -> list[str]:
+    patterns = config.get("layers_pattern") or []
+    return [patterns] if isinstance(patterns, str) else list(patterns)
+
+
+def _of_layer(pattern: str) -> str:
+    return rf"(?:^|.*?\.){pattern}\.(\d+)\."
+
+
+def _of_key(key: str) -> str:
+    return rf"(.*\.)?({key})$"
 
 
 def _ends_with(name: str, ends: Sequence[str]) -> bool:
@@ -126,5 +202,5 @@ def _ends_with(name: str, ends: Sequence[str]) -> bool:
 
 def _by_pattern(patterns: Mapping[str, Any] | None, name: str, default: Any) -> Any:
     """The value of the first pattern that matches a whole name or its end, after a dot."""
-    matching = (value for key, value in (patterns or {}).items() if re.match(rf"(.*\.)?({key})$", name))
+    matching = (value for key, value in (patterns or {}).items() if re.match(_of_key(key), name))
     return next(matching, default)

@@ -19,6 +19,7 @@ from torch import nn
 from edit_hooks.deltas.apply import UNEDITED_STATE, AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.export import CONFIG_NAME, read_peft, shared_meta
+from edit_hooks.deltas.schema import of_file
 from edit_hooks.modeling.base_model import compare_models
 from edit_hooks.modeling.identity import ModelIdentity
 from edit_hooks.modeling.tensors import read_header
@@ -72,7 +73,8 @@ def read_edit(path: str | Path, outline: nn.Module) -> Delta:
         if path.is_dir() and any(_SAVED.fullmatch(file.name) for file in files):
             _warn_of_incomplete([path])
         delta = Delta.load(files[0]) if len(files) == 1 else Delta.summed(map(Delta.load, files))
-    AppliedDeltas(outline).check(delta)
+    with of_file(path):
+        AppliedDeltas(outline).check(delta)
     return delta
 
 

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from edit_hooks.base.config import Settings, config_field
-from edit_hooks.deltas.context_edit import ContextEdit
+from edit_hooks.deltas.context_edit import MOST_ROUNDS, ContextEdit
 from edit_hooks.editors.ike import EMBEDDER_HELP, ContextEditor, ICEConfig
 from edit_hooks.in_context.embeddings import MINILM
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.numbers import POSITIVE
 
 
 @dataclass(kw_only=True)
@@ -30,7 +29,7 @@ class MeLLoConfig(ICEConfig):
     embedder: str = config_field(EMBEDDER_HELP, default=MINILM)
     num_rounds: int = config_field(
         "most rounds of a question; one fact is read between two rounds",
-        within=POSITIVE,
+        within=MOST_ROUNDS,
         default=4,
     )
 

@@ -11,19 +11,33 @@ adapted map.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import nn
 
 from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_width, target_module
+from edit_hooks.deltas.schema import (
+    INDEX,
+    Record,
+    Schema,
+    Tensor,
+    list_of,
+    one_of,
+    require_distinct,
+    same_length,
+    text,
+    whole,
+)
 from edit_hooks.memory.codebook import distances
-from edit_hooks.memory.steps import settings_of_sum
+from edit_hooks.memory.steps import STEP_NUMBERS, settings_of_sum
+from edit_hooks.modeling.architectures import map_shape
 from edit_hooks.modeling.hooks import Registration, hooks, on_output, record_at
 from edit_hooks.modeling.tensors import at_least_float32, in_widest_type
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import NON_NEGATIVE, Range
 
 PREFIX = "block/"  # of the adapters' tensor names in saved edits
 NO_ADAPTER = -1
@@ -138,15 +152,81 @@ class AdapterDatabaseHooks(HookKind):
 
     mixes_rows: ClassVar[bool] = True
     row_state: ClassVar[tuple[str, ...]] = ("_adapter_id_R",)
+    schema: ClassVar[Schema] = Schema(
+        Record(
+            {
+                "module": text,
+                "targets": list_of(text),
+                "labels": list_of(list_of(whole())),
+                "next_block": whole(),
+            },
+            {"query_token": one_of(*get_args(QueryToken)), **STEP_NUMBERS},
+        ),
+        {
+            "centres": Tensor("C Q"),
+            "radii": Tensor("C", within=NON_NEGATIVE),
+            "points": Tensor("P Q"),
+            "point_cluster": Tensor("P", "whole", NON_NEGATIVE),
+            "point_block": Tensor("P", "whole", Range("the number of an adapter, or -1", least=NO_ADAPTER)),
+        },
+        {rf"{PREFIX}{INDEX}/{INDEX}/(up|down)": Tensor("_ _")},
+    )
 
     def __init__(self, model: nn.Module, edits: Sequence[HookEdit], edit_of_row: torch.Tensor | None = None) -> None:
         super().__init__(model, edits, edit_of_row)
+        for edit in edits:
+            self._check_whole(edit)
         self._databases = [Database.from_hook_edit(edit) for edit in edits]
         self._adapter_id_R: torch.Tensor | None = None  # looked up at prefill, on the CPU
 
     @classmethod
+    def check_content(cls, hook_edit: HookEdit) -> None:
+        super().check_content(hook_edit)
+        settings, tensors = hook_edit.settings, hook_edit.tensors
+        num_clusters = len(tensors["centres"])
+        same_length("settings.labels", settings["labels"], num_clusters)
+        if not settings["targets"]:
+            raise EditingError("settings.targets is empty; the names of the adapted modules are needed.")
+        require_distinct("settings.targets", settings["targets"])
+        if {*tensors["point_cluster"].tolist()} != {*range(num_clusters)} or not num_clusters:
+            raise EditingError(f"tensor point_cluster must name each of the {num_clusters} clusters, and no other.")
+        cls._check_adapters(tensors, settings["targets"])
+
+    @staticmethod
+    def _check_adapters(tensors: Mapping[str, torch.Tensor], targets: Sequence[str]) -> None:
+        """Check that every adapter has both tensors of every target, and that those of one target are alike."""
+        ids = sorted({int(name.split("/")[1]) for name in tensors if name.startswith(PREFIX)})
+        wanted = [
+            _tensor_name(adapter_id, target, part)
+            for adapter_id in ids
+            for target in range(len(targets))
+            for part in ("up", "down")
+        ]
+        if missing := [name for name in wanted if name not in tensors]:
+            raise EditingError(f"tensor {missing[0]} is missing.")
+        if unknown := [name for name in tensors if name.startswith(PREFIX) and name not in wanted]:
+            raise EditingError(f"tensor {unknown[0]} is of no target; settings.targets has {len(targets)}.")
+        for target in range(len(targets)):
+            up, down = Tensor("K F"), Tensor("D K")
+            sizes: dict[str, int] = {}
+            for adapter_id in ids:
+                up.check(name := _tensor_name(adapter_id, target, "up"), tensors[name], sizes)
+                down.check(other := _tensor_name(adapter_id, target, "down"), tensors[other], sizes)
+                if tensors[name].dtype != tensors[_tensor_name(ids[0], target, "up")].dtype:
+                    raise EditingError(f"tensor {name} is of another type than those of other adapters.")
+
+    @staticmethod
+    def _check_whole(hook_edit: HookEdit) -> None:
+        used = sorted({*hook_edit.tensors["point_block"].tolist()} - {NO_ADAPTER})
+        if missing := [one for one in used if _tensor_name(one, 0, "up") not in hook_edit.tensors]:
+            raise EditingError(
+                f"the edit lacks adapter {missing[0]}, which an earlier step of its stream has; give the whole stream."
+            )
+
+    @classmethod
     def check(cls, model: nn.Module, hook_edit: HookEdit) -> None:
-        target_module(model, hook_edit)
+        module = target_module(model, hook_edit)
+        check_width(module, hook_edit.settings["module"], hook_edit.tensors["centres"].shape[1], map_shape(module)[1])
         for adapters in Database.from_hook_edit(hook_edit).adapters.values():
             for name, adapter in zip(hook_edit.settings["targets"], adapters, strict=True):
                 module = target_module(model, HookEdit(hook_edit.kind, settings={"module": name}))

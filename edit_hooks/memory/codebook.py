@@ -11,7 +11,7 @@ Shapes: R rows, T tokens of the pass, Q queries, N entries, F and D input and ou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import nn
@@ -19,9 +19,12 @@ from transformers import PreTrainedModel
 
 from edit_hooks.deltas.forward_context import ForwardContext
 from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_width, target_module
-from edit_hooks.memory.steps import settings_of_sum
+from edit_hooks.deltas.schema import Record, Schema, Tensor, list_of, one_of, require_distinct, same_length, text, whole
+from edit_hooks.memory.steps import STEP_NUMBERS, settings_of_sum
 from edit_hooks.modeling.architectures import weight_of
 from edit_hooks.modeling.tensors import in_widest_type
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import NON_NEGATIVE
 
 Replacement = Literal["replace_last", "replace_prompt", "replace_all"]
 Query = Literal["prefill", "every_step"]
@@ -84,6 +87,23 @@ class CodebookHooks(HookKind):
 
     mixes_rows: ClassVar[bool] = True
     row_state: ClassVar[tuple[str, ...]] = ("_entry_R",)
+    schema: ClassVar[Schema] = Schema(
+        Record(
+            {
+                "module": text,
+                "replacement": one_of(*get_args(Replacement)),
+                "query": one_of(*get_args(Query)),
+                "labels": list_of(list_of(whole())),
+            },
+            STEP_NUMBERS,
+        ),
+        {
+            "keys": Tensor("N F"),
+            "values": Tensor("N D"),
+            "radii": Tensor("N", within=NON_NEGATIVE),
+            "index": Tensor("N", "whole", NON_NEGATIVE),
+        },
+    )
 
     def __init__(self, model: nn.Module, edits: Sequence[HookEdit], edit_of_row: torch.Tensor | None = None) -> None:
         super().__init__(model, edits, edit_of_row)
@@ -92,6 +112,14 @@ class CodebookHooks(HookKind):
             device = weight_of(target_module(model, edit)).device
             self._codebooks.append({name: tensor.to(device) for name, tensor in edit.tensors.items()})
         self._entry_R: torch.Tensor | None = None  # entry of each row, looked up at prefill
+
+    @classmethod
+    def check_content(cls, hook_edit: HookEdit) -> None:
+        super().check_content(hook_edit)
+        same_length("settings.labels", hook_edit.settings["labels"], len(hook_edit.tensors["index"]))
+        require_distinct("tensor index", hook_edit.tensors["index"].tolist())
+        if not len(hook_edit.tensors["keys"]):
+            raise EditingError("tensor keys has no entry.")
 
     @classmethod
     def check(cls, model: nn.Module, hook_edit: HookEdit) -> None:

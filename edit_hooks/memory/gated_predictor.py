@@ -13,15 +13,18 @@ width of the map.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, get_args
 
 import torch
 from torch import nn
 
 from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_width, target_module
-from edit_hooks.memory.steps import settings_of_sum
+from edit_hooks.deltas.schema import Record, Schema, Tensor, number, one_of, text
+from edit_hooks.memory.codebook import Query
+from edit_hooks.memory.steps import STEP_NUMBERS, settings_of_sum
 from edit_hooks.modeling.architectures import weight_of
 from edit_hooks.modeling.tensors import in_widest_type
+from edit_hooks.utils.numbers import SHARE
 
 KIND = "gated_predictor"
 
@@ -58,6 +61,13 @@ class GatedPredictorHooks(HookKind):
 
     mixes_rows: ClassVar[bool] = True
     row_state: ClassVar[tuple[str, ...]] = ("_is_hit_R", "_value_RD")
+    schema: ClassVar[Schema] = Schema(
+        Record(
+            {"module": text, "threshold": number(SHARE), "query": one_of(*get_args(Query))},
+            STEP_NUMBERS,
+        ),
+        {"gate_weight": Tensor("F"), "gate_bias": Tensor(""), "weight": Tensor("D F"), "bias": Tensor("D")},
+    )
 
     def __init__(self, model: nn.Module, edits: Sequence[HookEdit], edit_of_row: torch.Tensor | None = None) -> None:
         super().__init__(model, edits, edit_of_row)

@@ -14,21 +14,37 @@ Shapes: R rows, T tokens of the pass, F and D input and output width of the map.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from edit_hooks.deltas.hook_edit import HookEdit, HookKind, target_module
-from edit_hooks.memory.replay import PastEdits
-from edit_hooks.memory.steps import settings_of_sum
+from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_width, target_module
+from edit_hooks.deltas.schema import (
+    INDEX,
+    Record,
+    Schema,
+    Tensor,
+    anything,
+    list_of,
+    nullable,
+    number,
+    one_of,
+    require_distinct,
+    text,
+    whole,
+)
+from edit_hooks.memory.replay import PAD, PastEdits
+from edit_hooks.memory.steps import NUM_BEFORE, NUM_EDITS, settings_of_sum
 from edit_hooks.modeling.architectures import is_transposed, map_shape
 from edit_hooks.modeling.tensors import at_least_float32, pack_bits, unpack_bits
 from edit_hooks.modeling.weights import read_weight
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import POSITIVE, SHARE, Range
 
 Decide = Literal["prompt", "every_call"]
 Distance = Literal["activation", "plain"]
@@ -158,6 +174,27 @@ def output_with_delta(
     return at_least_float32(output_RTD) + at_least_float32(x_RTF) @ (change if transposed else change.T)
 
 
+def _check_entry(what: str, value: Any) -> None:
+    """An entry of a memory: its number and threshold and, but for edits of release 0.1.0, its shrink and radius."""
+    list_of(anything)(what, value)
+    parts = {
+        "number": whole(),
+        "threshold": number(),
+        "shrink": number(SHARE),
+        "radius": nullable(number(Range("zero or a positive number of 32 bits", least=0, most=torch.finfo().max))),
+    }
+    if len(value) not in (2, len(parts)):
+        raise EditingError(f"{what} has {len(value)} entries; {', '.join(parts)} are needed.")
+    for (name, check), entry in zip(parts.items(), value, strict=False):
+        check(f"{what}.{name}", entry)
+
+
+def _entries(hook_edit: HookEdit) -> list[list[Any]]:
+    """The entries of all memories."""
+    current = hook_edit.settings["current"]
+    return [*hook_edit.settings["stored"], *([] if current is None else [current])]
+
+
 class SideMemoryHooks(HookKind):
     """Rows under one set of side memories.
 
@@ -167,10 +204,33 @@ class SideMemoryHooks(HookKind):
 
     mixes_rows: ClassVar[bool] = False  # a memory is as large as the weight
     row_state: ClassVar[tuple[str, ...]] = ("_choice_R",)
+    schema: ClassVar[Schema] = Schema(
+        Record(
+            {
+                "module": text,
+                "shape": list_of(whole(POSITIVE), 2),
+                "act_ratio": number(),
+                "activation": nullable(one_of(*ACT2FN)),
+                "decide": one_of(*get_args(Decide)),
+                "max_over": nullable(whole()),
+                "stored": list_of(_check_entry),
+                "current": nullable(_check_entry),
+                NUM_EDITS: whole(),
+                "next_number": whole(),
+            },
+            {NUM_BEFORE: whole(), "turns": list_of(whole())},
+        ),
+        families={
+            rf"{INDEX}/values": Tensor("_"),
+            rf"{INDEX}/mask": Tensor("_", "bits"),
+            rf"{EDITS}/{INDEX}": Tensor("_ _", "whole", Range("a token id, or -1", least=PAD)),
+        },
+    )
 
     def __init__(self, model: nn.Module, edits: Sequence[HookEdit], edit_of_row: torch.Tensor | None = None) -> None:
         super().__init__(model, edits, edit_of_row)
         (edit,) = edits
+        self._check_whole(edit)
         module = target_module(model, edit)
         self._memories = MemoryBank.from_hook_edit(edit, read_weight(module)).memories
         self._has_current = edit.settings["current"] is not None
@@ -178,9 +238,40 @@ class SideMemoryHooks(HookKind):
         self._choice_R: torch.Tensor | None = None  # index of each row's memory, chosen at prefill
 
     @classmethod
+    def check_content(cls, hook_edit: HookEdit) -> None:
+        super().check_content(hook_edit)
+        tensors, numbers = hook_edit.tensors, [entry[0] for entry in _entries(hook_edit)]
+        require_distinct("settings.stored", numbers)
+        size = math.prod(hook_edit.settings["shape"])
+        for name in tensors:
+            number, _, part = name.partition("/")
+            if number == EDITS:
+                continue
+            if int(number) not in numbers:
+                raise EditingError(f"tensor {name} is of a memory that settings.stored and settings.current lack.")
+            other = f"{number}/{'mask' if part == 'values' else 'values'}"
+            if other not in tensors:
+                raise EditingError(f"tensor {other} is missing.")
+            if part == "mask":
+                Tensor(str(-(-size // 8)), "bits").check(name, tensors[name], {})
+                num_trained = int(unpack_bits(tensors[name], torch.empty(size, dtype=torch.uint8)).sum())
+                Tensor(str(num_trained)).check(other, tensors[other], {})
+
+    @staticmethod
+    def _check_whole(hook_edit: HookEdit) -> None:
+        names = [f"{entry[0]}/values" for entry in _entries(hook_edit)]
+        num_rows = sum(name.startswith(f"{EDITS}/") for name in hook_edit.tensors)
+        names += [f"{EDITS}/{number}" for number in range(num_rows)]
+        if missing := [name for name in names if name not in hook_edit.tensors]:
+            raise EditingError(
+                f"the edit lacks tensor {missing[0]}, which an earlier step of its stream has; give the whole stream."
+            )
+
+    @classmethod
     def check(cls, model: nn.Module, hook_edit: HookEdit) -> None:
         module, settings = target_module(model, hook_edit), hook_edit.settings
         rows, columns = map_shape(module)
+        check_width(module, settings["module"], rows, columns)
         shape = [columns, rows] if is_transposed(module) else [rows, columns]
         if shape != settings["shape"]:
             raise EditingError(

@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from edit_hooks.deltas.hook_edit import HookEdit
+from edit_hooks.deltas.schema import whole
 from edit_hooks.utils.errors import EditingError
 
 NUM_BEFORE, NUM_EDITS = "num_before", "num_edits"
+STEP_NUMBERS = {NUM_BEFORE: whole(), NUM_EDITS: whole()}  # for the schemas of kinds
 
 
 def step_numbers(earlier: HookEdit | None) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -112,7 +113,7 @@ def test_other_kinds_and_unknown_fields_are_refused(models, tmp_path):
         ({"a_field_of_a_later_release": 3}, "a_field_of_a_later_release"),
         ({"r": 3}, "says 3"),
         ({"rank_pattern": {"down_proj": 1}}, "says 1"),
-        ({"lora_alpha": None}, "not readable"),
+        ({"lora_alpha": None}, "lora_alpha is None; a finite number is needed"),
     ):
         path.write_text(json.dumps({**config, **changes}))
         with pytest.raises(EditingError, match=message):
@@ -122,7 +123,7 @@ def test_other_kinds_and_unknown_fields_are_refused(models, tmp_path):
 def test_a_default_configuration_of_peft_is_plain():
     from edit_hooks.deltas.peft_rules import check_adapter_config
 
-    check_adapter_config({**peft.LoraConfig().to_dict(), "peft_type": "LORA"}, "folder")
+    check_adapter_config({**peft.LoraConfig().to_dict(), "peft_type": "LORA"}, Path("folder/adapter_config.json"))
 
 
 def test_incomplete_adapters_are_refused(models, tmp_path):

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from edit_hooks.deltas.peft_rules import check_expressions
+from edit_hooks.deltas.schema import of_file
 from edit_hooks.modeling.architectures import input_device, unwrapped
 from edit_hooks.utils.errors import EditingError
 
@@ -38,8 +40,12 @@ def load_adapter(model: PreTrainedModel, source: str, revision: str | None, num_
     Raises:
         EditingError: for files that do not belong together, and adapters that peft cannot put into this model.
     """
-    from peft import PeftModel, load_peft_weights
+    from peft import PeftConfig, PeftModel, load_peft_weights
 
+    config = PeftConfig.from_pretrained(source, revision=revision).to_dict()
+    lists = {name: sorted(value) for name, value in config.items() if isinstance(value, set)}
+    with of_file(f"the configuration of {source}"):
+        check_expressions({**config, **lists}, [name for name, _ in model.named_modules()])
     stored = load_peft_weights(source, device="cpu", revision=revision)
     rows, known = model.get_input_embeddings().weight.shape[0], set(_stored_rows(model, stored))
     if len(known) > 1:

@@ -13,12 +13,13 @@ import pytest
 import torch
 from command_line import printed_lines, write_requests, write_settings
 from random_deltas import random_delta
+from transformers import AutoModelForCausalLM
 
 from edit_hooks import Delta, EditingError, EditRequest
 from edit_hooks.contract.tiny_models import REQUESTS, save_tiny
 from edit_hooks.deltas.delta import Factor
 from edit_hooks.deltas.export import export_peft
-from edit_hooks.deltas.saved import save_edits
+from edit_hooks.deltas.saved import read_edit, save_edits
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.lm.options.edit_sources import load_edits
 from lm_edit.cli.edits import print_effects
@@ -181,6 +182,10 @@ def test_half_a_surrogate_pair_in_a_case_id_is_saved(model, tmp_path):
     saved = [entry["requests"][0] for entry in json.loads(text)["edits"]]
     assert {name: saved[0][name] for name in broken} == broken and "Ünal" in text
     assert Delta.load(out / "edit-0.safetensors").meta["requests"] == [saved[0]]
+    adapter = tmp_path / "adapter"
+    assert main(["export", str(out / "edit-0.safetensors"), *model, "--format", "peft", "--out", str(adapter)]) == 0
+    outline = AutoModelForCausalLM.from_pretrained(model[1])
+    assert read_edit(adapter, outline).meta["requests"] == [saved[0]]
 
 
 def test_a_folder_of_edits_is_complete_or_not_there(tmp_path, monkeypatch):

@@ -1,0 +1,158 @@
+"""Check of a whole saved edit: its tensors, metadata, contexts and hooks, each by its schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+from edit_hooks.deltas.context_edit import MOST_ROUNDS
+from edit_hooks.deltas.hook_edit import HookEdit
+from edit_hooks.deltas.schema import (
+    Record,
+    Tensor,
+    check_numeric,
+    either,
+    flag,
+    list_of,
+    mapping_of,
+    nullable,
+    number,
+    require_shallow,
+    text,
+    whole,
+)
+from edit_hooks.prompt_context import require_separator
+from edit_hooks.request import EditRequest
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import COSINE, POSITIVE
+
+
+class HasContent(Protocol):
+    """The content of a :class:`~edit_hooks.deltas.delta.Delta`, with named tuples (left, right, ...) as factors."""
+
+    meta: dict[str, Any]
+    diagnostics: dict[str, Any]
+    factors: Any
+    dense: dict[str, torch.Tensor]
+    masks: dict[str, torch.Tensor]
+    stream_state: dict[str, torch.Tensor]
+    hook_edit: HookEdit | None
+
+
+LEFT, RIGHT = Tensor("d r"), Tensor("f r")
+
+
+def _request(what: str, value: Any) -> None:
+    EditRequest.from_dict(value, what)
+
+
+def _separator(what: str, value: Any) -> None:
+    require_separator(value, what)
+
+
+def _metadata(what: str, value: Any) -> None:
+    """Metadata of an edit, or of a sum of edits."""
+    META(what, value)
+
+
+# A model as an identity in parts, or as the fingerprint of release 0.1.0.
+_MODEL = nullable(either(text, mapping_of()))
+META = Record(
+    {},
+    {
+        "editor": nullable(text),
+        "config": nullable(mapping_of()),
+        "requests": nullable(list_of(_request)),
+        "model": _MODEL,
+        "description": nullable(Record({}, {"model": _MODEL, "state_before": nullable(text)}, is_open=True)),
+        "state_before": nullable(text),
+        "state_after": nullable(text),
+        "unusable": nullable(mapping_of(text)),
+        "parts": list_of(_metadata),
+    },
+    is_open=True,
+)
+# By the names in files, of `ContextEdit.to_dict`.
+CONTEXT = Record(
+    {
+        "prompt": text,
+        "target_new": text,
+        "demonstrations": list_of(text),
+        "states_fact": flag,
+        "num_facts": whole(POSITIVE),
+        "embedder": text,
+        "min_likeness": nullable(number(COSINE)),
+    },
+    {"rounds": whole(MOST_ROUNDS), "memory": Record({"artifact": text, "digest": text}), "separator": _separator},
+)
+
+
+def check_content(delta: HasContent) -> None:
+    """Check the content of an edit, apart from the model that it is for.
+
+    Raises:
+        EditingError: it names the field.
+    """
+    check_metadata(delta.meta)
+    mapping_of()("diagnostics", delta.diagnostics)
+    require_shallow("diagnostics", delta.diagnostics)
+    for name, factor in delta.factors.items():
+        sizes: dict[str, int] = {}
+        LEFT.check(f"left/{name}", factor.left, sizes)
+        RIGHT.check(f"right/{name}", factor.right, sizes)
+        if factor.left.dtype != factor.right.dtype:
+            raise EditingError(f"tensors left/{name} and right/{name} have types that differ.")
+    _check_masks(delta)
+    for name, tensor in delta.dense.items():
+        if not tensor.dim():
+            raise EditingError(f"tensor dense/{name} has no dimension; the shape of a parameter is needed.")
+        Tensor(" ".join(f"size{place}" for place in range(tensor.dim()))).check(f"dense/{name}", tensor, {})
+    for name, tensor in delta.stream_state.items():
+        check_numeric(f"carry/{name}", tensor)
+    if delta.hook_edit is not None:
+        delta.hook_edit.check_content()
+
+
+def check_metadata(meta: Any) -> None:
+    """Check the metadata of an edit, as of a file beside an exported adapter.
+
+    Raises:
+        EditingError: it names the field.
+    """
+    require_shallow("meta", meta)
+    META("meta", meta)
+
+
+def check_contexts(value: Any) -> list[Mapping[str, Any]]:
+    """The contexts in a file's header."""
+    list_of(CONTEXT)("contexts", value)
+    contexts: list[Mapping[str, Any]] = value
+    return contexts
+
+
+def _check_masks(delta: HasContent) -> None:
+    for name, packed in delta.masks.items():
+        if name not in delta.factors:
+            raise EditingError(f"tensor mask/{name} belongs to no factors.")
+        factor = delta.factors[name]
+        num_bytes = -(-len(factor.left) * len(factor.right) // 8)
+        Tensor(str(num_bytes), "bits").check(f"mask/{name}", packed, {})
+
+
+def sorted_tensors(
+    tensors: Mapping[str, torch.Tensor], prefixes: tuple[str, ...]
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Tensors by the prefix of their names in a file, and by the rest.
+
+    Raises:
+        EditingError: for names with another prefix or nothing behind it.
+    """
+    by_prefix: dict[str, dict[str, torch.Tensor]] = {prefix: {} for prefix in prefixes}
+    for key, tensor in tensors.items():
+        prefix, _, name = key.partition("/")
+        if prefix not in by_prefix or not name:
+            raise EditingError(f"tensor {key!r} is unknown; names begin with {'/, '.join(prefixes)}/.")
+        by_prefix[prefix][name] = tensor
+    return by_prefix
