@@ -124,8 +124,8 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         name="measure_edits",
         default=True,
         changes="nothing",
-        help="`false`: skip the report on every edit, the divergence on neutral prompts and the likelihood of its "
-        "target before and after; useful for very fast editors",
+        help="`false`: skip the report on every edit, the divergence on neutral prompts, whether it wrecks the "
+        "model, and the likelihood of its target before and after; useful for very fast editors",
     ),
     RunOption(
         name="max_thought_tokens",

@@ -11,7 +11,7 @@ from edit_hooks.lm.options.edit_sources import read_requests
 from edit_hooks.request import EditRequest, describe_texts
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.files import names_file
-from lm_eval_tasks.common.records.benchmark import all_benchmarks, check_data, find_benchmark, load_file
+from lm_eval_tasks.common.records.benchmark import all_benchmarks, check_data, find_benchmark, load_own_file
 from lm_eval_tasks.common.records.dataset import Loaded
 from lm_eval_tasks.common.settings import BAD_RECORDS, Settings
 
@@ -49,7 +49,7 @@ def validate(target: str, settings: Settings) -> Validation:
         return _validated(find_benchmark(target).load({**settings, **SKIP}))
     if names_file(target) or Path(target).is_file():
         rows = read_requests(target)
-        return _validated(load_file(target, SKIP)) if rows is None else _validate_requests(target, rows)
+        return _validated(load_own_file(target, SKIP)) if rows is None else _validate_requests(target, rows)
     raise EditingError(
         f"{target!r} is neither a benchmark nor a file.{near_misses(target, all_benchmarks())} "
         f"Benchmarks: {', '.join(all_benchmarks())}; use --data to check a benchmark's own file."

@@ -101,9 +101,9 @@ def _compare_with_unedited(evaluator: ModuleType) -> None:
             from lm_eval_tasks.report.run_options import unused_generation_settings
 
             if (note := unused_generation_settings(_generation_settings.pop(), tasks)) is not None:
-                import logging
+                from edit_hooks.utils.logs import get_logger
 
-                logging.getLogger("lm_eval.lm_eval_editing").warning(note)
+                get_logger("lm_eval.lm_eval_editing").warning(note)
         if lm is None or begin is None:
             return original(*args, **kwargs)
         from lm_eval_tasks.report.rank_prompts import prompts_of_one_process

@@ -251,7 +251,7 @@ def load_cases(source: str, settings: Settings) -> Loaded[Any]:
         EditingError: as :func:`load_edit_requests`.
     """
     if names_file(source):
-        return load_file(source, settings)
+        return load_own_file(source, settings)
     benchmark = find_benchmark(source, FACTS)
     benchmark.check_settings(settings)
     sets = [f"{known.name}{SET_SUFFIX}" for known in all_benchmarks().values() if known.source.sets]
@@ -260,7 +260,7 @@ def load_cases(source: str, settings: Settings) -> Loaded[Any]:
     return benchmark.load(settings)
 
 
-def load_file(source: str, settings: Settings) -> Loaded[Any]:
+def load_own_file(source: str, settings: Settings) -> Loaded[Any]:
     """The cases of a file of records, of whatever benchmark; the settings that count are :data:`OF_FILES`.
 
     Raises:

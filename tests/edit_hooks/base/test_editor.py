@@ -62,7 +62,7 @@ def test_the_first_edit_counts_the_tokens_of_sampled_contexts() -> None:
     """They are sampled for the model after the first check; a later edit knows them before."""
     model, tokenizer = tiny_model("gpt2"), tiny_tokenizer(NATURAL_TOKENIZER["gpt2"])
     limit = model.config.max_position_embeddings
-    long = EditRequest(prompt="{}" + " a" * (limit - 1), subject="a", target_new="a")
+    long = EditRequest(prompt="{}" + " a" * (limit - 1), subject="b", target_new="a")
     editor = load_editor("rome", {"layers": [1], "num_steps": 1})
     assert not editor.find_unusable(tokenizer, [long], limit, model)
     for _ in range(2):
