@@ -153,7 +153,7 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         at_default=(None, "report"),
         is_text=True,
         help="stream: `report` (default) or `stop` when the edited weights have moved by more than 1.0 of their norm, "
-        "or the loss on a plain sentence has risen by more than 3.0",
+        "or the loss on a plain sentence has risen by more than 3.0, or the model is wrecked",
     ),
     RunOption(name="guard_norm_ratio", default=1.0, changes="edits", modes=PLANNED, at_default=(None, 1.0)),
     RunOption(name="guard_loss_increase", default=3.0, changes="edits", modes=PLANNED, at_default=(None, 3.0)),
