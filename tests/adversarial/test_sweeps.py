@@ -346,7 +346,7 @@ def _replace_by_file(folder: Path) -> None:
 DAMAGES = {
     "emptied result file": (_cut("results_*.json", 0), "not valid JSON"),
     "truncated result file": (_cut("results_*.json", 0.5), "not valid JSON"),
-    "truncated samples": (_cut("samples_bake_es_*.jsonl", 0.5), "samples of bake_es have 1 of 2 documents"),
+    "truncated samples": (_cut("samples_bake_es_*.jsonl", 0.5), "1 documents in the samples, but 2 were asked"),
     "no files": (_empty, "no results_*.json"),
     "a file in place of the folder": (_replace_by_file, "results"),
 }

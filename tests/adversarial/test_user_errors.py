@@ -405,7 +405,7 @@ judge plain.jsonl | no judge is configured
 judge plain.jsonl --judge emm | Did you mean 'em'
 judge plain.jsonl --judge em --score x | score 'x' is unknown
 judge plain.jsonl --judge published_setting --store a_file | a_file is a file
-judge sample.jsonl --judge em | 'doc_id' is no number
+judge sample.jsonl --judge em | doc_id is missing
 judge csv.json --judge em | not valid JSON
 judge-quality --pairs nowhere.jsonl | no such file
 judge-quality --pairs numbers.jsonl | are needed

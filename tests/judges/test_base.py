@@ -39,7 +39,7 @@ def test_a_reply_without_a_verdict_is_shown_with_the_remedies() -> None:
     assert (
         r"without a verdict: 'I \x1b[2J would\nrather not" in message and "\n" not in message and "\x1b" not in message
     )
-    assert "[... " in message and len(message) < 700
+    assert "[...]" in message and len(message) < 700
     assert "are not requested again" in message and "the next run requests" not in message
     assert "max_reply_tokens" in message and "ask_again=unscored (--ask-again unscored)" in message
     mixed = report_of(1)

@@ -64,8 +64,15 @@ PARENT_OPTIONS: dict[str, ParentOption] = {
     "max_cpu_memory": _honored("with parallelize"),
     "offload_folder": ParentOption("no effect", "offloaded weights are refused, since edits need them in place"),
     "tp_plan": _refused("edits need whole weights on a device; use parallelize=True"),
-    "peft": _honored("the adapter is part of the unedited model"),
-    "delta": _honored("the weights are part of the unedited model"),
+    "peft": _honored(
+        "the adapter is part of the unedited model, which is that of peft: the vocabulary is not cut to the "
+        "tokenizer's length, as `hf` does, and weights that the adapter has trained are not tied again. Refused: "
+        "adapters around the model (prompt and prefix tuning)"
+    ),
+    "delta": _honored(
+        "the weights are part of the unedited model; refused where embedding and head are tied, since lm-eval would "
+        "add the difference twice"
+    ),
     "autogptq": _refused("edits need weights that are not quantized", "false"),
     "gptqmodel": _refused("edits need weights that are not quantized", "false"),
     "gguf_file": _refused(

@@ -22,7 +22,7 @@ LISTED = [(owner, member) for owner, members in PRIVATE_MEMBERS.items() for memb
 MEMBERS = {member for _, member in LISTED}
 # Documented: the interface of a model class in lm-eval's model guide.
 DOCUMENTED = {"apply_chat_template", "generate_until", "loglikelihood", "loglikelihood_rolling"}
-NOT_LM_EVAL = {"_attn_implementation"}  # transformers' model config
+NOT_LM_EVAL = {"_attn_implementation", "_replace"}  # transformers' model config; named tuples
 
 
 def resolve(owner: str) -> object:
