@@ -106,6 +106,9 @@ def differences(left: Any, right: Any, tolerance: float = 0.0, where: str = "") 
     if isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
         pairs = enumerate(zip(left, right, strict=True))
         return [text for i, (one, two) in pairs for text in differences(one, two, tolerance, f"{where}/{i}")]
+    if tolerance and isinstance(left, str) and isinstance(right, str) and "." in left:  # lm-eval saves answers as texts
+        with contextlib.suppress(ValueError):
+            left, right = float(left), float(right)
     if isinstance(left, float) and isinstance(right, float) and tolerance:
         return [] if math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance) else [f"{where}: {left} {right}"]
     return [] if left == right else [f"{where}: {str(left)[:80]!r} {str(right)[:80]!r}"]

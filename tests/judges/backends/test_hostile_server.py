@@ -69,6 +69,7 @@ def test_a_request_has_a_deadline_as_a_whole(head: bytes) -> None:
 @pytest.mark.parametrize("pausing", [False, True])
 def test_one_interrupt_ends_the_run(pausing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a server is silent, and while all requests wait for a retry."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs without it
     is_reached, interrupted_at = threading.Event(), 0.0
 
     def respond(connection: socket.socket) -> None:
@@ -92,6 +93,7 @@ def test_one_interrupt_ends_the_run(pausing: bool, monkeypatch: pytest.MonkeyPat
         threading.Thread(target=interrupt, daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
             judge.judge(ITEMS)
+    signal.signal(signal.SIGINT, before)
     assert time.monotonic() - interrupted_at < 10 and not [
         one for one in threading.enumerate() if one.name == "requests"
     ]
