@@ -49,7 +49,7 @@ def stream_of(
     stream_editor = make(editor, **overrides)
     steps: list[Delta] = []
     for request in requests:
-        steps += stream_editor.edit(model, tokenizer, [request], history=steps)
+        steps += stream_editor.edit(model, tokenizer, [request], history=steps, measure=False)
     return steps
 
 

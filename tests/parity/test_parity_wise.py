@@ -106,7 +106,7 @@ def released_edits(
         edit = EditRequest(prompt=request["prompt"], target_new=request["target_new"])
         seen: list[torch.Tensor] = []
         with pads_hidden(model, tokenizer.pad_token_id, seen):
-            history += editor.edit(model, padded, [edit], history=history)
+            history += editor.edit(model, padded, [edit], history=history, measure=False)
         # The rows of the release, and in later passes those of them that have labels, or those of a past edit.
         assert seen[0].tolist() == fed["input_ids"]
         known = [past["input_ids"] for past in case["fed"]] if case["hparams"].get("replay") else [fed["input_ids"]]
