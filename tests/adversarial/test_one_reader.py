@@ -20,7 +20,6 @@ ALLOWED = {
     "edit_hooks/assets/minilm.py": "a file of an installed package",
     "edit_hooks/contract/checks.py": "a round trip in memory",
     "edit_hooks/contract/tiny_models.py": "a tokenizer trained in memory",
-    "edit_hooks/deltas/delta.py": "metadata inside a saved edit, in a try block",
     "edit_hooks/base/trained_artifact.py": "a checked artifact, tensor by tensor",
     "edit_hooks/in_context/memory_artifact.py": "the configuration of a model in memory",
     "edit_hooks/locate/null_space.py": "a cache; damage is logged and computed again",

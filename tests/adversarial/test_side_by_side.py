@@ -40,7 +40,7 @@ SETTINGS = {
 
 def edits(name, model, tokenizer, engine, requests=REQUESTS, **changes):
     editor = load_editor(name.partition(",")[0], {**SETTINGS[name], "engine": engine, **changes})
-    return editor.edit(model, tokenizer, requests)
+    return editor.edit(model, tokenizer, requests, measure=False)
 
 
 def assert_same_edits(ours, expected, bound=1e-10):
@@ -129,12 +129,12 @@ def test_edits_of_mend_share_two_passes_and_the_network(tiny_model, tiny_tokeniz
     model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
     requests = [EditRequest(prompt="The train", target_new=target) for target in ("is", "to", "of")]
     editor = load_editor("mend", SETTINGS["mend"])
-    editor.edit(model, tokenizer, requests[:1])
+    editor.edit(model, tokenizer, requests[:1], measure=False)
     (network,) = editor._networks.values()
     watched = {"lowest": model.model.layers[0].self_attn.k_proj, "norm": model.model.norm}
     blocks = {"network": next(iter(network.networks.values())).blocks[0]}
     with counted_calls(watched) as calls, counted_calls(blocks) as network_calls:
-        deltas = editor.edit(model, tokenizer, requests)
+        deltas = editor.edit(model, tokenizer, requests, measure=False)
     assert len(deltas) == 3 and all(delta.is_low_rank for delta in deltas)
     assert calls == {"lowest": 1, "norm": 2}
     shape = next(iter(network.shapes.values()))

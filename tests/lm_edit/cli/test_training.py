@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from pathlib import Path
 
 import lm_eval
 import pytest
@@ -81,7 +82,7 @@ def test_weights_from_elsewhere_are_imported_and_used(tmp_path, capsys):
     assert main([*command, "--settings", "scope_texts:prompts", "--out", str(out)]) == 0
     assert f"editor=serac,editor_args=artifact:{out}" in capsys.readouterr().out
     manifest = json.loads((out / "manifest.json").read_text())
-    assert manifest["model_name"] == path and manifest["imported"]["weights"] == "weights"
+    assert manifest["model_name"] == Path(path).name and manifest["imported"]["weights"] == "weights"
     make = ["edit", "--pretrained", path, "--device", "cpu", "--editor", "serac", "--editor-args", f"artifact:{out}"]
     edits = tmp_path / "edits.jsonl"
     edits.write_text(json.dumps(REQUESTS[0]))
