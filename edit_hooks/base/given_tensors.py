@@ -15,7 +15,7 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import shorten
 
 Source = Mapping[str, torch.Tensor] | str
-Shape = Sequence[int | str]  # lengths; a text stands for any length and says of what
+Shape = Sequence[int | str]  # lengths; a text names a length that may be any
 
 
 def read_given_tensors(source: Source, setting: str) -> dict[str, torch.Tensor]:

@@ -46,17 +46,18 @@ def _saved(name: str, folder: Path, paths: dict[str, Path]) -> Path:
     return paths[name]
 
 
-def use(path: Path, family: str) -> None:
-    """Load an edit and answer under it in every way."""
+def use(path: Path, family: str) -> Delta:
+    """Load an edit, answer under it in every way, and return it."""
     model, tokenizer = loaded(family)
     delta = read_edit(path, copy.deepcopy(model).to("meta"))
     check_base(delta, model, model_identity(model, tokenizer), str(path))
     requests_of(delta), editor_of(delta)
     if (rest := delta.without_contexts) is None:
-        return
+        return delta
     score(model, [(ITEM, rest), (ITEM, None)], Limits(), lambda count: None)
     score_reference(model, [(ITEM, rest)], lambda count: None)
     generate(model, tokenizer, [(OTHER, rest)], Limits(), lambda count: None)
+    return delta
 
 
 def refusals(forged: Iterable[Forgery], family: str, folder: Path) -> dict[str, str]:
@@ -76,7 +77,7 @@ def refusals(forged: Iterable[Forgery], family: str, folder: Path) -> dict[str, 
 
 @pytest.mark.parametrize("name", EDITS)
 def test_the_real_edits_are_used(name, real):
-    use(real(name), EDITS[name][0])
+    assert use(real(name), EDITS[name][0]).writes
 
 
 @pytest.mark.parametrize("name", EDITS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -42,8 +43,10 @@ GOOD = {"name": "x", "kind": None, "sizes": [1, 2], "pair": [0.5, 1], "on": None
 
 
 def test_a_good_record_is_accepted() -> None:
-    CHECK("it", GOOD)
-    CHECK("it", {"name": "", "kind": "far"})
+    for record in (GOOD, {"name": "", "kind": "far"}):
+        before = copy.deepcopy(record)
+        CHECK("it", record)
+        assert record == before
 
 
 @pytest.mark.parametrize(
