@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.readable import readable
 
 FORMAT = "lm-eval-editing/answer/1"
 # Diagnostics of an edit that every editor has: the divergence of the next token after neutral prompts, in nats, and the
@@ -29,6 +30,7 @@ StopReason = Literal["eos", "stop_string", "length", "not_finite"]
 
 
 @dataclass(frozen=True, kw_only=True)
+@readable
 class ContextReport:
     """Text that a context edit put before a question, and whether the prompt was too long.
 
@@ -86,6 +88,7 @@ def is_broken(answer: object) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
+@readable
 class ScoredContinuation:
     """Log-likelihood of a continuation under teacher forcing.
 
@@ -123,6 +126,7 @@ class ScoredContinuation:
 
 
 @dataclass(frozen=True, kw_only=True)
+@readable
 class GeneratedText:
     """A free generation.
 
@@ -181,6 +185,7 @@ class StateSimilarity:
 
 
 @dataclass(frozen=True)
+@readable
 class FailedAnswer:
     """No usable answer: the edit failed, or the model returned something unexpected.
 
@@ -233,6 +238,7 @@ class StreamPosition:
 
 
 @dataclass(frozen=True, kw_only=True)
+@readable
 class EditReport:
     """Facts about the edit behind an answer, for sample files.
 
@@ -265,6 +271,7 @@ class EditReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+@readable
 class EditedAnswer:
     """Result of one request of a document with edits.
 

@@ -22,6 +22,7 @@ from edit_hooks.prompt_context import (
     statement,
 )
 from edit_hooks.utils.errors import EditingError, UnusableRequestError, unknown_keys_error
+from edit_hooks.utils.readable import readable
 from edit_hooks.utils.scripts import mention_of
 from edit_hooks.utils.slots import ESCAPE_HINT, SLOT, fill_slots, split_slots, split_template
 
@@ -29,6 +30,7 @@ _CONTENT = ("prompt", "target_new", "target_true")  # fields whose line breaks a
 
 
 @dataclass(frozen=True, kw_only=True)
+@readable
 class EditRequest:
     """One wanted change of a model's knowledge.
 
@@ -296,6 +298,7 @@ class InTurn(tuple[EditRequest, ...]):
     """
 
 
+@readable
 class EditedCases(NamedTuple):
     """The edits of each case of a batch or stream.
 

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.printable import printable
+from edit_hooks.utils.readable import readable
 
 CORRECT = "correct"
 INCORRECT = "incorrect"
@@ -19,6 +20,7 @@ LABELS = (CORRECT, INCORRECT)
 MAX_EXAMPLE = 160  # characters of a reply in a message
 
 
+@readable
 class Item(NamedTuple):
     """An answer to judge.
 
@@ -36,6 +38,7 @@ class Item(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+@readable
 class Verdict:
     """The judgment of one answer: a label, or the reason for having none.
 
@@ -79,6 +82,7 @@ class CoverageError(EditingError):
 
 
 @dataclass(frozen=True, kw_only=True)
+@readable
 class Report:
     """Coverage and cost of one call of a judge.
 
@@ -163,6 +167,7 @@ def what_is_kept(is_stored: bool, store: str) -> str:
     return f"The {store} is off or cannot be written, so no reply is kept; the next run requests all of them again."
 
 
+@readable
 class Judged(NamedTuple):
     """Verdicts in the order of the items, and the report."""
 

@@ -16,6 +16,7 @@ from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
 from edit_hooks.utils.files import path_digest, user_path
 from edit_hooks.utils.numbers import FINITE, NON_NEGATIVE, SEED, Range, require_numbers, shorten
+from edit_hooks.utils.readable import readable
 from edit_hooks.utils.released_settings import explain, is_released
 
 FILE_DIGESTS = "file_digests"  # beside the settings in the dictionary of a configuration
@@ -53,11 +54,16 @@ _ConfigT = TypeVar("_ConfigT", bound="EditorConfig")
 
 
 @dataclass(kw_only=True)
+@readable
 class EditorConfig:
     """Settings common to all editors.
 
     Unknown keys, wrong types and numbers out of range are errors. ``layers=None`` selects a default for the model.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        readable(cls)  # before @dataclass, which keeps a repr that the class has
 
     layers: list[int] | None = config_field(
         "blocks whose rewrite module is edited, ascending", within=NON_NEGATIVE, default=None

@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import inspect
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -28,6 +28,7 @@ from edit_hooks.request import EditRequest, require_subjects, require_text
 from edit_hooks.utils.errors import EditingError, UnusableRequestError, refuse
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.progress import Progress
+from edit_hooks.utils.readable import readable
 from edit_hooks.utils.slots import SLOT, escape_braces, split_template
 
 log = get_logger("lm_eval.edited_hf")
@@ -38,6 +39,7 @@ ConfigT = TypeVar("ConfigT", bound=EditorConfig)
 
 
 @dataclass(frozen=True)
+@readable
 class EditJob(Generic[ConfigT]):
     """Validated inputs of one call of an editor.
 
@@ -65,6 +67,7 @@ class EditJob(Generic[ConfigT]):
         return [self.requests] if self.joint else [[request] for request in self.requests]
 
 
+@readable
 class Editor(abc.ABC, Generic[ConfigT]):
     """Computes deltas for edit requests and leaves the model unchanged.
 
@@ -128,6 +131,11 @@ class Editor(abc.ABC, Generic[ConfigT]):
         named = next((base for base in cls.__mro__ if "name" in vars(base)), None)
         if named is not None and named is not cls and not inspect.isabstract(named):
             cls.name = cls.__name__
+
+    def _summary(self) -> Iterator[tuple[str, object]]:
+        yield "name", self.name
+        yield "writes", list(self.writes)
+        yield "settings", self.overrides or "defaults"
 
     def __init__(self, overrides: Mapping[str, Any] | None = None) -> None:
         register_kinds(self.hook_kinds)

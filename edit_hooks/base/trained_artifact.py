@@ -25,6 +25,7 @@ from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.files import user_path, write_atomically
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.json_io import parse_json
+from edit_hooks.utils.readable import readable
 
 MANIFEST_NAME = "manifest.json"
 TRAINED_ON = "trained_on"  # the tensor that holds the digests of the training edits
@@ -39,6 +40,7 @@ def edit_digest(prompt: str, target: str) -> int:
 
 
 @dataclass(frozen=True)
+@readable
 class ArtifactKind:
     """The artifacts of one training.
 

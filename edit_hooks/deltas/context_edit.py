@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from edit_hooks.prompt_context import NEW_FACT, QUESTION_PREFIX, SPACE, fact_line, statement
 from edit_hooks.utils.numbers import Range
+from edit_hooks.utils.readable import readable
 
 SEPARATOR = "\n\n"
 MOST_ROUNDS = Range("a whole number from 1 to 1000", least=1, most=1000)
@@ -51,6 +52,7 @@ class MemoryModels:
 
 
 @dataclass(frozen=True)
+@readable
 class ContextEdit:
     """One fact for prompts.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,9 +18,11 @@ from edit_hooks.deltas.schema import Record, list_of, mapping_of, of_file, one_o
 from edit_hooks.modeling.fingerprint import tensor_checksum
 from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.modeling.tensors import read_header, read_tensors, unpack_bits, write_tensors
+from edit_hooks.request import statement_of
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import user_path
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.readable import readable
 
 FORMAT = "lm-eval-editing/delta/1"
 HEADER_CHECKSUM = "header_checksum"
@@ -30,6 +32,7 @@ PREFIXES = ("left", "right", "dense", "mask", "carry", "hook")
 HOOKED = Record({"kind": text, "settings": mapping_of()})
 
 
+@readable
 class Factor(NamedTuple):
     """Low-rank update ``left @ right.T`` of a linear map R^f -> R^d.
 
@@ -53,6 +56,7 @@ class Factor(NamedTuple):
 
 
 @dataclass(eq=False)
+@readable
 class Delta:
     """An edit as a value: weight updates, hooks on modules, text before the prompt, or several of these.
 
@@ -127,6 +131,25 @@ class Delta:
     def num_bytes(self) -> int:
         """Size of the update's tensors in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors.values())
+
+    def _summary(self) -> Iterator[tuple[str, object]]:
+        """What the edit changes and how it went, for ``repr`` and notebooks."""
+        edits = _mappings(self.meta.get("parts", [self.meta]))
+        yield "editor", _one_or_all([edit.get("editor") for edit in edits])
+        yield "edits", [statement_of(record) for edit in edits for record in _mappings(edit.get("requests"))]
+        if self.parameter_names:
+            yield "writes", self.parameter_names
+        if self.factors:
+            yield "rank", self.rank
+        if self.hook_edit is not None:
+            yield "hooks", f"{self.hook_edit.kind} at {self.hook_edit.settings.get('module')}"
+        if self.contexts:
+            yield "facts in the prompt", len(self.contexts)
+        yield "size", f"{self.num_bytes:,} bytes"
+        numbers = ("num_steps", "final_loss", "update_norm_ratio", "wrecked")
+        yield from ((name, self.diagnostics[name]) for name in numbers if name in self.diagnostics)
+        if warnings := self.diagnostics.get("warnings"):
+            yield "warnings", warnings
 
     def weights(self, except_for: Container[str] = ()) -> dict[str, torch.Tensor]:
         """Parameter name -> dense update in the stored orientation, float32 or wider.
@@ -320,6 +343,17 @@ def _check_header(header: dict[str, str], path: str | os.PathLike[str]) -> None:
     # Files of release 0.1.0 have no checksum of the header, which holds orientations, metadata and diagnostics.
     if header.pop(HEADER_CHECKSUM, None) not in (None, key_of(header)):
         raise EditingError(f"the edit in {path} is damaged (checksum of the header differs).")
+
+
+def _mappings(records: object) -> list[Mapping[str, Any]]:
+    """The mappings in a list of a file that may hold anything."""
+    return [record for record in records if isinstance(record, Mapping)] if isinstance(records, list) else []
+
+
+def _one_or_all(values: Sequence[object]) -> object:
+    """The value that all share, else the distinct ones."""
+    distinct = list(dict.fromkeys(map(str, values)))
+    return distinct[0] if len(distinct) == 1 else distinct
 
 
 def _joined(factors: Sequence[Factor]) -> Factor:

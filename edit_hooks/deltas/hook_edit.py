@@ -31,6 +31,7 @@ from edit_hooks.modeling.hooks import Registration, hooks
 from edit_hooks.modeling.kv_cache import CACHE_NAMES
 from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.plugins import import_object, registered
+from edit_hooks.utils.readable import readable
 
 # kind -> ``module:class``. A built-in kind is one row here and one subclass of HookKind.
 HOOK_KINDS: dict[str, str] = {
@@ -43,6 +44,7 @@ ENTRY_POINTS = "lm_eval_editing.hook_kinds"
 
 
 @dataclass(eq=False)
+@readable
 class HookEdit:
     """The part of an edit that acts through hooks. Compared and hashed by identity.
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from edit_hooks.modeling.tensors import at_least_float32
+from edit_hooks.utils.readable import readable
 from edit_hooks.utils.scopes import NestedStates, undone
 
 Hidden = torch.Tensor
@@ -51,6 +52,7 @@ class CachedOutput(NamedTuple):
         return self.hidden if self.tuple_length is None else (self.hidden, *[None] * (self.tuple_length - 1))
 
 
+@readable
 class Registration(NamedTuple):
     """A forward hook to be registered by :func:`hooks`.
 

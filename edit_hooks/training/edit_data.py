@@ -14,6 +14,7 @@ import torch
 
 from edit_hooks.prompt_context import continuation
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.readable import readable
 
 # What a random number is drawn for; part of the seed.
 ORDER, PARAPHRASE, LOCALITY = 0, 1, 2
@@ -54,6 +55,7 @@ class EditData(NamedTuple):
     report: dict[str, Any]
 
 
+@readable
 class NumberedExample(NamedTuple):
     """An example and its position in the run, which seeds the choices made for it; negative in validation."""
 
@@ -61,6 +63,7 @@ class NumberedExample(NamedTuple):
     number: int
 
 
+@readable
 class LossTerms(NamedTuple):
     """A batch's loss, and its terms as numbers: ``edit``, ``locality``, and ``right``, the share of correct tokens."""
 

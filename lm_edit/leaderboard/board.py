@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from edit_hooks.utils.readable import readable
 from lm_edit.leaderboard import significance
 from lm_edit.leaderboard.case_scores import CaseScores
 from lm_edit.leaderboard.columns import Column, ColumnKey
@@ -18,6 +19,7 @@ OUTSIDE = "outside the population"
 OTHER_REGIMES = {"loaded": "a saved edit", "": "evaluated as is"}
 
 
+@readable
 class RowKey(NamedTuple):
     """Fields that the runs of one row share, as texts; empty where a field does not apply.
 
@@ -60,6 +62,7 @@ class RowKey(NamedTuple):
         return OTHER_REGIMES.get(self.mode, "single edits")
 
 
+@readable
 class Section(NamedTuple):
     """Rows that compete: one model, one regime, context editors apart.
 
@@ -77,6 +80,11 @@ class Section(NamedTuple):
     ranking_note: str
     coverage_note: str
 
+    def _summary(self) -> Iterator[tuple[str, object]]:
+        yield "title", self.title
+        yield "rows", [row.label for row in self.rows]
+        yield "ranking", self.ranking_note
+
     def evaluated(self, columns: Sequence[Column]) -> list[Column]:
         """The columns in which one of its editors has a number; the unedited model alone makes no comparison."""
         editors = [row for row in self.rows if not row.is_reference] or self.rows
@@ -84,6 +92,7 @@ class Section(NamedTuple):
 
 
 @dataclass
+@readable
 class Cell:
     """One number.
 
@@ -135,6 +144,7 @@ class Cell:
 
 
 @dataclass
+@readable
 class Row:
     """One edited model.
 
@@ -155,6 +165,11 @@ class Row:
     cells: dict[ColumnKey, Cell]
     scores: dict[ColumnKey, CaseScores] = field(repr=False)
 
+    def _summary(self) -> Iterator[tuple[str, object]]:
+        yield "label", self.label
+        yield "seeds", list(self.runs)
+        yield from ((key.name, cell.value) for key, cell in self.cells.items())
+
     @property
     def run_ids(self) -> tuple[str, ...]:
         """Ids of the runs of all seeds."""
@@ -167,12 +182,17 @@ class Row:
 
 
 @dataclass(frozen=True)
+@readable
 class Board:
     """The leaderboard, to be rendered."""
 
     columns: tuple[Column, ...]
     sections: tuple[Section, ...]
     resamples: int
+
+    def _summary(self) -> Iterator[tuple[str, object]]:
+        yield "columns", len(self.columns)
+        yield from ((section.title, [row.label for row in section.rows]) for section in self.sections)
 
     @property
     def default_columns(self) -> list[Column]:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from edit_hooks.utils.readable import readable
 from lm_edit.leaderboard.significance import (
     Comparison,
     Interval,
@@ -25,6 +26,7 @@ from lm_eval_tasks.common.scoring.columns import is_number
 TOLERANCE = 1e-6
 
 
+@readable
 class CaseScores(NamedTuple):
     """Scores of a run's cases in one column.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation, StateSimilarity
 from edit_hooks.utils.json_io import json_text
+from edit_hooks.utils.readable import readable
 from lm_edit.results.runs import Paths, ResultFile
 from lm_edit.results.samples import FINAL_STAGE, answers_by_stage, read_saved_response, saved_stops
 from lm_edit.results.shape import as_saved
@@ -22,6 +23,7 @@ READ_FIELDS = ("case_id", "category", "edit_requests", "probes")  # of a documen
 
 
 @dataclass(frozen=True, kw_only=True)
+@readable
 class SavedResponse:
     """One answer of a model, as far as it was saved.
 
@@ -46,6 +48,7 @@ class SavedResponse:
 
 
 @dataclass(frozen=True, kw_only=True)
+@readable
 class Question:
     """One request of a case: a continuation that was scored, or a text that was generated.
 
@@ -68,6 +71,7 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True)
+@readable
 class CaseDocument:
     """One case of a task in a run.
 

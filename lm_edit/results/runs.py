@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import is_temporary, user_path
 from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.readable import readable
 from lm_edit.results.result_shape import RESULT_FILE
 from lm_edit.results.sample_rows import Expected, read_samples
 from lm_eval_tasks.report.run_facts import RunFacts, run_facts
@@ -26,11 +27,18 @@ _NO_RESULTS = re.compile(r"attempt|results\.damaged-\d+")  # folders of a run of
 
 
 @dataclass(frozen=True, eq=False)
+@readable
 class ResultFile:
     """A result file of one run of lm-eval, and the sample files beside it."""
 
     path: Path
     content: Mapping[str, Any]
+
+    def _summary(self) -> Iterator[tuple[str, object]]:
+        yield "path", self.path
+        yield "date", self.date
+        yield "run", self.facts.name
+        yield "tasks", list(self.tasks)
 
     @cached_property
     def facts(self) -> RunFacts:

@@ -25,6 +25,7 @@ from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.numbers import SEED, require_whole
 from edit_hooks.utils.options import choice, parse_checkpoints, switch
+from edit_hooks.utils.readable import readable
 from lm_eval_tasks.common.saved_cases import has_saved_cases
 
 logger = get_logger("lm_eval.editing_tasks")
@@ -40,6 +41,7 @@ CUTOFF = 0.75  # similarity above which an unknown key counts as misspelled
 
 
 @dataclass(frozen=True)
+@readable
 class Setting(Generic[ValueT]):
     """One setting of the tasks.
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from edit_hooks.assets.demo_name import DEMO_NAME
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.readable import readable
 from lm_eval_tasks.report.editor_settings import as_given
 from lm_eval_tasks.report.model_parts import model_parts, parts_text
 from lm_eval_tasks.report.portable import by_value, portable
@@ -49,6 +50,7 @@ class Tracker(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+@readable
 class RunFacts:
     """Facts that hold for all tasks of a run.
 

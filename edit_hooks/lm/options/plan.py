@@ -23,6 +23,7 @@ from edit_hooks.prompt_context import PromptContext
 from edit_hooks.request import EditRequest, InTurn, RequestGroup
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.readable import readable
 
 MODES = ("none", "single", "batch", "sequential", "loaded")
 
@@ -30,6 +31,7 @@ Cases: TypeAlias = tuple[RequestGroup, ...]
 
 
 @dataclass(frozen=True)
+@readable
 class EditPlan:
     """The groups of requests of a run.
 

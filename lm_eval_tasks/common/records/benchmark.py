@@ -20,6 +20,7 @@ from edit_hooks.utils.files import names_file, user_path
 from edit_hooks.utils.json_io import read_rows
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.plugins import import_object, registered
+from edit_hooks.utils.readable import readable
 from lm_eval_tasks.common.records.cases import Case, with_separator
 from lm_eval_tasks.common.records.dataset import (
     HUB,
@@ -59,6 +60,7 @@ CaseT = TypeVar("CaseT", bound=Case)
 
 
 @dataclass(frozen=True, kw_only=True)
+@readable
 class Benchmark(Generic[CaseT]):
     """A data set of edits: where its records are and how one of them becomes a case.
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.request import with_separator as request_with_separator
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.readable import readable
 
 CaseT = TypeVar("CaseT", bound="Case")
 
@@ -23,6 +24,7 @@ class LeftOut(EditingError):
     """
 
 
+@readable
 class Question(NamedTuple):
     """A prompt, its wanted answer, and the competing answer where there is one."""
 
@@ -32,6 +34,7 @@ class Question(NamedTuple):
 
 
 @dataclass(frozen=True)
+@readable
 class Case:
     """An edit and its standard questions; subclasses add further ones.
 
@@ -48,6 +51,10 @@ class Case:
     neighbors: Sequence[Question] = ()
     extras: Mapping[str, Any] = field(default_factory=dict)
     further_requests: Sequence[EditRequest] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        readable(cls)  # before @dataclass, which keeps a repr that the class has
 
     @property
     def requests(self) -> RequestGroup:

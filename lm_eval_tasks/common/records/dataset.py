@@ -17,6 +17,7 @@ from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.files import blocks_of, user_path
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.pinned_file import UrlFile
+from edit_hooks.utils.readable import readable
 from lm_eval_tasks.common.records.cases import LeftOut
 from lm_eval_tasks.common.records.fields import Fields
 from lm_eval_tasks.common.records.foreign import describe, recognize, refuse_other_formats
@@ -45,6 +46,7 @@ MAX_LISTED = 5  # problems that one error message lists
 
 
 @dataclass(frozen=True, kw_only=True)
+@readable
 class Source:
     """Where the records of one benchmark are.
 

@@ -14,6 +14,7 @@ from edit_hooks.utils.files import sha256_of
 from edit_hooks.utils.json_io import read_rows
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.pinned_file import PinnedFile, UrlFile
+from edit_hooks.utils.readable import readable
 
 logger = get_logger("lm_eval.editing_tasks")
 
@@ -22,6 +23,7 @@ COMMIT = re.compile("[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, kw_only=True)
+@readable
 class HubFile:
     """Files of a dataset repository on the Hugging Face hub that hold one data set.
 
