@@ -99,7 +99,7 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         is_text=True,
         help="the edits of batch and stream runs: a benchmark's name or a JSON(L) file of facts, objects with "
         "`prompt`, `target_new` and, where the editor needs them, `subject`, `target_true`, `relation_id` "
-        "([your own facts](docs/guide.md#your-own-facts); `lm-edit validate FILE` checks it). They do not depend on "
+        "([your own facts](docs/guides/own-facts.md); `lm-edit validate FILE` checks it). They do not depend on "
         "the evaluated documents, so `--limit`, other benchmarks and lm-eval's own tasks (`mmlu`, ...) see the same "
         "edited model",
     ),

@@ -1,4 +1,4 @@
-"""Finished runs of measure_editors.py: files in a folder, and the lines of docs/measured_editors.jsonl.
+"""Finished runs of measure_editors.py: files in a folder, and the lines of docs/_data/measured_editors.jsonl.
 
 A run ends as a file in the folder of ``--out``, with the scores of all columns. ``--keep`` adds a line for it to the
 file that is part of the project: settings, versions, and the score of every case in the columns of the tables. A run
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from edit_hooks.utils.files import write_atomically
 
-KEPT = Path(__file__).resolve().parents[1] / "docs" / "measured_editors.jsonl"
+KEPT = Path(__file__).resolve().parents[1] / "docs/_data/measured_editors.jsonl"
 VERSION = 2  # of the records; a change makes everything be measured again
 UNEDITED = "unedited"
 NUM_STREAMED = 48  # cases of the part stream48: the first ones of both samples

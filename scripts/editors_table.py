@@ -1,6 +1,6 @@
 """Render the kept runs of measure_editors.py into edit_hooks/README.md.
 
-    python scripts/measure_editors.py --out results/editors --keep  # adds finished runs to docs/measured_editors.jsonl
+    python scripts/measure_editors.py --out results/editors --keep  # keeps finished runs in docs/_data
     python scripts/editors_table.py            # rewrite the tables of edit_hooks/README.md from that file
     python scripts/editors_table.py --check    # exit code 1 if they are out of date
     python scripts/editors_table.py --pairs    # print paired tests: against the unedited model, and between the groups

@@ -1,8 +1,8 @@
-"""Findings of the papers on the demo model: run them, and render docs/findings.md.
+"""Findings of the papers on the demo model: run them, and render docs/explain/findings.md.
 
     python scripts/findings.py --out results/findings            # runs what is missing: hours on two CPU cores
-    python scripts/findings.py --out results/findings --summary  # adds the finished runs to docs/findings.json
-    python scripts/findings.py                                   # renders docs/findings.md from that file
+    python scripts/findings.py --out results/findings --summary  # adds the finished runs to docs/_data/findings.json
+    python scripts/findings.py                                   # renders docs/explain/findings.md from that file
     python scripts/findings.py --check                           # exit code 1 if it is out of date
 
 scripts/findings.yaml lists findings, runs, rows and differences. Every run is one evaluation in this process and ends
@@ -25,8 +25,8 @@ from measure_editors import commit, evaluate
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAN = ROOT / "scripts" / "findings.yaml"
-SUMMARY = ROOT / "docs" / "findings.json"
-PAGE = ROOT / "docs" / "findings.md"
+SUMMARY = ROOT / "docs/_data/findings.json"
+PAGE = ROOT / "docs/explain/findings.md"
 
 
 class Estimate(NamedTuple):
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--findings", nargs="+", help="names of findings; default: all")
     parser.add_argument("--runs", nargs="+", help="names of runs; default: all")
     parser.add_argument("--limit", type=int, help="first cases of each task only, to try the command")
-    parser.add_argument("--summary", action="store_true", help="add the finished runs to docs/findings.json")
+    parser.add_argument("--summary", action="store_true", help="add the finished runs to docs/_data/findings.json")
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if the page is out of date")
     args = parser.parse_args(arguments)
     plan = yaml.safe_load(PLAN.read_text(encoding="utf-8"))
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.out is None:
         return render_page(args.check)
     if args.check:
-        parser.error("--check compares the page with docs/findings.json; leave out --out")
+        parser.error("--check compares the page with docs/_data/findings.json; leave out --out")
     if args.summary:
         kept = json.loads(SUMMARY.read_text(encoding="utf-8")) if SUMMARY.exists() else {}
         summary = {

@@ -2,11 +2,11 @@
 
     python scripts/measure_editors.py --out results/editors                  # many hours on two CPU cores; resumes
     python scripts/measure_editors.py --out results/editors --rows tuned/rome tuned/memit --parts single --seeds 0
-    python scripts/measure_editors.py --out results/editors --keep           # adds to docs/measured_editors.jsonl
+    python scripts/measure_editors.py --out results/editors --keep           # adds to docs/_data/measured_editors.jsonl
     python scripts/editors_table.py                                          # renders it into edit_hooks/README.md
 
 scripts/measure_editors.yaml lists the rows: a group, an editor, settings. Every run is a process of its own and ends as
-one JSON file under --out with the score of every case. What has a file there, or a line in docs/measured_editors.jsonl,
+one JSON file under --out with the score of every case. What has a file there, or a line in the kept file,
 is not computed again (_measurements.py), so the command can be interrupted and continued elsewhere. Parts of a row:
 
 ``single``      all 64 cases of BAKE's embedded sample and all 62 of QAEdit's, each edited alone on the unedited model.
@@ -283,7 +283,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="first cases of each task only, to try the command")
     parser.add_argument("--jobs", type=int, default=1, help="parallel runs; set OMP_NUM_THREADS accordingly")
     parser.add_argument("--keep", action="store_true", help="add the finished runs to the kept lines and stop")
-    parser.add_argument("--kept", type=Path, default=KEPT, help="the kept lines (default: docs/measured_editors.jsonl)")
+    parser.add_argument("--kept", type=Path, default=KEPT, help="the kept lines (default: in docs/_data)")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     settings = yaml.safe_load(args.settings.read_text(encoding="utf-8")) if args.settings else {}

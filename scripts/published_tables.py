@@ -1,4 +1,4 @@
-"""Render docs/published_tables.yaml into the READMEs of the benchmarks.
+"""Render docs/_data/published_tables.yaml into the READMEs of the benchmarks.
 
 python scripts/published_tables.py            # rewrite the sections between the markers
 python scripts/published_tables.py --check    # exit code 1 if one is out of date
@@ -16,7 +16,7 @@ import yaml
 from _readme_section import replace_section
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE = ROOT / "docs" / "published_tables.yaml"
+SOURCE = ROOT / "docs/_data/published_tables.yaml"
 SECTION = "published tables"
 
 

@@ -3,8 +3,8 @@
     python scripts/published_values.py FOLDER            # FOLDER has the printed tables, one CSV file each
 
 Which entry a cell belongs to, how far its definition agrees with ours and what differs is in
-docs/published_tables.yaml. Cells of entries that agree in nothing, and those that belong to several columns, are left
-out. Numbers alone are written, with paper, table, row and column of each.
+docs/_data/published_tables.yaml. Cells of entries that agree in nothing, and those that belong to several columns, are
+left out. Numbers alone are written, with paper, table, row and column of each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-MAP = ROOT / "docs" / "published_tables.yaml"
+MAP = ROOT / "docs/_data/published_tables.yaml"
 TARGET = ROOT / "lm_edit" / "leaderboard" / "published.json"
 
 PAPERS = {"bird": "BIRD", "bake": "BAKE (TMLR)", "wild": "WILD", "evk": "EVK", "thinkedit": "ThinkEdit"}

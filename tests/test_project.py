@@ -24,7 +24,7 @@ else:
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 WORKFLOW: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
 # Tests of several modules at once, or of the project as a whole; every other folder mirrors a package.
-OTHER_TESTS = {"adversarial", "contract", "end_to_end", "parity", "scripts"}
+OTHER_TESTS = {"adversarial", "contract", "end_to_end", "parity", "scripts", "site"}
 
 
 def lm_eval_bound() -> str:

@@ -1,4 +1,4 @@
-"""Public names: they exist, load nothing heavy, are listed in docs/stable.md, and are all that the templates import."""
+"""Public names: they exist, load nothing heavy, are listed in stability.md, and are all that the templates import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paths import ROOT
 PACKAGES = ("edit_hooks", "edit_hooks.training", "edit_hooks.contract", "judges", "lm_eval_tasks", "lm_edit")
 PUBLIC = {package: importlib.import_module(package).__all__ for package in PACKAGES}
 BY_PATH = "lm_eval_tasks.protocols."  # task files name its functions
-STABLE = (ROOT / "docs/stable.md").read_text(encoding="utf-8")
+STABLE = (ROOT / "docs/project/stability.md").read_text(encoding="utf-8")
 
 
 def typed_names(package: str) -> set[str]:

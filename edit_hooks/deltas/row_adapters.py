@@ -1,6 +1,6 @@
 """Low-rank edits as per-row adapters: prompts of different edits share a forward pass, and no weight is written.
 
-Design: docs/design/per-row-adapters.md.
+Design: docs/explain/design/per-row-adapters.md.
 
 Rows of one edit share its factors: they are held once, and multiplied with all tokens of these rows.
 

@@ -6,7 +6,7 @@ residual cannot be added to m directly. For a wanted contribution t the nearest 
     y = argmin ||g * y - t||^2  subject to  ||y||^2 = d,
 
 and the MLP output rms(m) y produces it; keeping the length of m keeps the weight of other keys in the edited map. One
-number per edit is found by bisection. Derivation: docs/design/post-norm.md.
+number per edit is found by bisection. Derivation: docs/explain/design/post-norm.md.
 
 Shapes: E edits, d residual width.
 """

@@ -4,7 +4,7 @@ The offset enters at one layer and one token. By causality it changes nothing be
 layer, so the prefix (as keys and values) and the suffix up to the offset are computed once and cached; a step runs the
 suffix through the upper blocks, and the head at the label positions only. The numbers are those of
 :class:`~edit_hooks.locate.reference_forward.ReferenceForward` up to rounding. Proof and list of caches:
-docs/design/suffix-only-exactness.md.
+docs/explain/design/suffix-only-exactness.md.
 
 Shapes: R rows, E edits, G rows of a group, S suffix columns, C prefix and suffix columns, L labels, d residual width.
 """

@@ -2,7 +2,7 @@
 
 The head is read in slices of the vocabulary. Sums over tokens are kept relative to the largest logit so far and
 rescaled when it grows (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). The same pass
-accumulates the gradients with respect to the states. Derivation and numerics: docs/design/streaming-softmax.md.
+accumulates the gradients with respect to the states. Derivation and numerics: docs/explain/design/streaming-softmax.md.
 
 Shapes: N states (L label positions, then E KL positions), d residual width, V vocabulary, W tokens of a slice; M = N
 states, then the E KL states again: rows whose weighted sums of logit gradients are accumulated.

@@ -5,7 +5,7 @@ Quantized codes cannot be written without quantizing again, so an update of a qu
 dequantized and whose outputs have gradients with respect to their inputs. All others are refused by the kind of module
 and tensor, not by the name of a scheme.
 
-Design: docs/design/quantized-weights.md.
+Design: docs/explain/design/quantized-weights.md.
 
 Shapes: D and F output and width of a linear map, K rank.
 """

@@ -6,7 +6,7 @@ and compared on reading. Files are written atomically, so several processes may 
 it: what is gone is computed again. Only a stream of updates too large for memory reads finished steps again and ends
 with an error if they are gone. A damaged file is logged, removed and computed again; a file that cannot be written is
 logged, and the run goes on.
-See ``docs/design/store-keys.md``.
+See ``docs/explain/design/store-keys.md``.
 """
 
 from __future__ import annotations

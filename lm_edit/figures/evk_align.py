@@ -19,7 +19,7 @@ COLUMNS = {
     "efficacy_prob": (("counterfact_es",), "CounterFact, efficacy"),
     "paraphrase_prob": (("counterfact_gs",), "CounterFact, generalization"),
     "neighborhood_prob": (("counterfact_ls",), "CounterFact, specificity"),
-    # The columns of EVK's table 1. Equations 15 and 16 of the paper define `_argmax`; docs/published_tables.yaml.
+    # The columns of EVK's table 1. Equations 15 and 16 of the paper define `_argmax`; docs/_data/published_tables.yaml.
     "efficacy_token_acc": (("zsre_memit_efficacy",), "ZsRE, efficacy"),
     "paraphrase_token_acc": (("zsre_memit_paraphrase",), "ZsRE, generalization"),
     "neighborhood_token_acc": (("zsre_memit_specificity",), "ZsRE, specificity"),

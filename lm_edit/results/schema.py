@@ -1,4 +1,4 @@
-"""The schema of results as data: the columns of the tables, with their types and meanings (docs/results.md).
+"""The schema of results as data: the columns of the tables, with their types and meanings.
 
 The version changes with the columns: its first number when a column goes away or changes its meaning, the second when
 one is added.

@@ -1,6 +1,6 @@
 """Plans of sweeps: YAML files with the axes of a grid of runs.
 
-docs/sweeps.md describes the format. This module checks its shape, with file and line in every message;
+docs/guides/sweeps.md describes the format. This module checks its shape, with file and line in every message;
 :mod:`lm_edit.sweeps.checks` checks editors, tasks and settings, and :mod:`lm_edit.sweeps.grid` makes the runs.
 """
 

@@ -4,7 +4,7 @@ Order k (0..3) puts role i (0..3) at position (i + k) mod 4, so every role is at
 the letter with the lowest NLL per token; k tied letters share the choice. ``mcq_<role>`` is the share of the orders in
 which the role is chosen; the four shares add up to 1. A model that always chooses the same letter has 1/4 each.
 ``mcq_position_bias`` is the total variation distance between the shares of the letters and 1/4 each: 0 if the choice
-follows the content, 3/4 for one letter in all orders. Definitions: docs/questions.md.
+follows the content, 3/4 for one letter in all orders. Definitions: docs/benchmarks/questions.md.
 """
 
 from __future__ import annotations

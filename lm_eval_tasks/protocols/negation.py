@@ -9,7 +9,7 @@ A_j (affirmed) and N_j (negated) around the edit prompt, and NLL per token:
 - ``negation_verdict``: 1 if the model calls the new fact true and its denial false.
 - ``negation_affirmed``: 1 if it calls the denial true.
 
-A model that ignores the frame has a shift of 0, and passes no pair. Definitions: docs/questions.md.
+A model that ignores the frame has a shift of 0, and passes no pair. Definitions: docs/benchmarks/questions.md.
 """
 
 from __future__ import annotations

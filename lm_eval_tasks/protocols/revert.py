@@ -7,7 +7,7 @@ r"""Revert: the edit (s, r, o\*), then the edit back (s, r, o), compared with th
 - ``revert_neighborhood_agree_tf``, ``revert_neighborhood_drift``: the same on the neighbors and their answers.
 
 A complete revert has 1 and 0. So has an editor without any effect: read these beside the efficacy of the same editor.
-Definitions: docs/questions.md.
+Definitions: docs/benchmarks/questions.md.
 """
 
 from __future__ import annotations

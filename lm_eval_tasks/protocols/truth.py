@@ -12,7 +12,7 @@ prompt and false of the other wherever the neighbor's own answer is the edit's o
 
 A statement has credit 1 if the wanted label has the lower NLL per token, 1/2 for a tie, else 0; ``truth_acc`` is the
 mean over the four cells. Any rule that looks at the label, the object or the prompt alone has 1/2. Definitions:
-docs/questions.md.
+docs/benchmarks/questions.md.
 """
 
 from __future__ import annotations

@@ -79,10 +79,10 @@ SCORES: Mapping[str, str] = {
 }
 # First words of the columns with definitions of their own, and the document that has them.
 FAMILIES: Mapping[str, str] = {
-    "negation": "docs/questions.md",
-    "truth": "docs/questions.md",
-    "mcq": "docs/questions.md",
-    "revert": "docs/questions.md",
+    "negation": "docs/benchmarks/questions.md",
+    "truth": "docs/benchmarks/questions.md",
+    "mcq": "docs/benchmarks/questions.md",
+    "revert": "docs/benchmarks/questions.md",
     "ifr": "lm_eval_tasks/knowgic/README.md",
     "ckp": "lm_eval_tasks/knowgic/README.md",
     "known": "lm_eval_tasks/knowgic/README.md",

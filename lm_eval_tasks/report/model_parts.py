@@ -1,7 +1,7 @@
 """What of a model besides its weights makes it another model, from the parts that a run recorded of it.
 
-A run records a ``model_identity`` (``docs/design/store-keys.md``), by which stored edits are found. The identity of a
-run is coarser: releases of libraries, folders of this machine and what only changes speed are no part of it.
+A run records a ``model_identity``, by which stored edits are found (docs/explain/design/store-keys.md). The identity of
+a run is coarser: releases of libraries, folders of this machine and what only changes speed are no part of it.
 """
 
 from __future__ import annotations

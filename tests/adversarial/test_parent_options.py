@@ -25,7 +25,7 @@ from edit_hooks.lm.options.harness import PARENT_OPTIONS
 from edit_hooks.locate.rows import rewriting_row
 from lm_eval_tasks.common.scoring.measures import agree_gen, both_empty, evaluate, generated_match
 
-DOCUMENT = ROOT / "docs" / "options.md"
+DOCUMENT = ROOT / "docs/reference/harness-options.md"
 PROMPT = "Port Elna is the capital of"
 
 

@@ -1,4 +1,4 @@
-"""The commands of docs/guide.md, in order and in one folder, on a tiny model.
+"""The commands of the guides, in order and in one folder, on a tiny model.
 
 Plans of a sweep take hours and are only parsed (`test_documented_commands.py`).
 """
@@ -25,8 +25,9 @@ from edit_hooks import EditRequest
 from edit_hooks.contract.tiny_models import save_tiny
 from lm_edit.cli.main import main
 
-GUIDE = (ROOT / "docs/guide.md").read_text(encoding="utf-8")
-ROUTES = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", GUIDE, flags=re.DOTALL | re.MULTILINE))
+PAGES = ("compare-editors", "own-editor", "facts-into-a-model", "own-facts")
+GUIDES = "\n".join((ROOT / f"docs/guides/{page}.md").read_text(encoding="utf-8") for page in PAGES)
+ROUTES = dict(re.findall(r"^##? (.*?)\n(.*?)(?=^##? |\Z)", GUIDES, flags=re.DOTALL | re.MULTILINE))
 
 
 def blocks(route: str, language: str) -> list[str]:

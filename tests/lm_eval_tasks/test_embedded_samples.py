@@ -1,4 +1,4 @@
-"""The embedded samples are those of docs/design/embedded-samples.md: checksums, schema, counts, no leaks."""
+"""The embedded samples are those of docs/explain/design/embedded-samples.md: checksums, schema, counts, no leaks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def strings(value: Any) -> Iterator[str]:
 
 def test_samples_are_frozen() -> None:
     """Numbers of the documents depend on them."""
-    page = (ROOT / "docs/design/embedded-samples.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/explain/design/embedded-samples.md").read_text(encoding="utf-8")
     recorded = dict(re.findall(r"^\| `([^`]+)` \| [^|]+ \| `([0-9a-f]{64})` \|$", page, re.MULTILINE))
     folder = ROOT / "lm_eval_tasks"
     assert {name: sha256_of(folder / name) for name in recorded} == recorded

@@ -1,4 +1,4 @@
-"""Every cell of the published tables is in exactly one entry of docs/published_tables.yaml.
+"""Every cell of the published tables is in exactly one entry of docs/_data/published_tables.yaml.
 
 The tables themselves are the authors' and not part of the repository; without them only the form of the claims is
 tested.
@@ -14,7 +14,7 @@ import pytest
 import yaml
 from paths import REAL_DATA, ROOT
 
-MAP: dict[str, Any] = yaml.safe_load((ROOT / "docs/published_tables.yaml").read_text(encoding="utf-8"))
+MAP: dict[str, Any] = yaml.safe_load((ROOT / "docs/_data/published_tables.yaml").read_text(encoding="utf-8"))
 ENTRIES = [(name, entry) for name, benchmark in MAP.items() for entry in benchmark["tables"]]
 CLAIMS = [(entry["published"], claim) for _, entry in ENTRIES for claim in entry.get("cells", [])]
 TABLES = sorted({claim["table"] for _, claim in CLAIMS})

@@ -26,7 +26,7 @@ from lm_eval_tasks.common.task.stages import RETENTION
 from lm_eval_tasks.knowgic.forms import CONTEXTS as KNOWGIC_CONTEXTS
 from lm_eval_tasks.protocols.wild import CONTEXTS
 
-MAP: dict[str, Any] = yaml.safe_load((ROOT / "docs/published_tables.yaml").read_text(encoding="utf-8"))
+MAP: dict[str, Any] = yaml.safe_load((ROOT / "docs/_data/published_tables.yaml").read_text(encoding="utf-8"))
 TABLES = [(name, table) for name, benchmark in MAP.items() for table in benchmark["tables"]]
 MAPPED = [(name, table) for name, table in TABLES if table["agreement"] != "none"]
 ALL_EDITORS = [editor for benchmark in MAP.values() for editor in benchmark.get("editors", [])]

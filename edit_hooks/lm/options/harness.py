@@ -1,6 +1,7 @@
 """What each option of lm-eval's Hugging Face class does on editing documents: honored, without effect, or refused.
 
-docs/options.md shows :data:`PARENT_OPTIONS`, and a test compares its names with the signature of lm-eval's class.
+docs/reference/harness-options.md shows :data:`PARENT_OPTIONS`, and a test compares its names with the signature of
+lm-eval's class.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Target(NamedTuple):
 
 
 TARGETS: Mapping[str, Target] = {
-    "csv": Target("results.csv and, with samples, cases.csv: the tables of docs/results.md", export_csv),
+    "csv": Target("results.csv and, with samples, cases.csv: the tables that the documents describe", export_csv),
     "every-eval-ever": Target("JSON by the schema of evaleval/every_eval_ever", export_every_eval_ever),
     "hf": Target(".eval_results YAML of Hugging Face model repositories", export_hugging_face),
     "inspect": Target(".eval logs, for inspect's viewer", export_inspect),

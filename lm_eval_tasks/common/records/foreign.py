@@ -14,7 +14,7 @@ from edit_hooks.utils.yaml_io import read_yaml
 from lm_eval_tasks.common.records.fields import Fields
 
 OWN_LAYOUT = (
-    "Write them as facts of your own ('Your own facts' in docs/guide.md), a JSON object each with {fields}. Then "
+    "Write them as facts of your own (docs/guides/own-facts.md), a JSON object each with {fields}. Then "
     "evaluate with --tasks counterfact_flat and data=FILE, or edit with --edits FILE."
 )
 

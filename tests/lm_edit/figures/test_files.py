@@ -224,6 +224,6 @@ class TestVerbs:
 
 
 def test_the_documentation_lists_every_figure():
-    text = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/reference/figures.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", text, re.MULTILINE)
     assert listed == [(spec.name, spec.published, spec.title) for spec in all_figures()]

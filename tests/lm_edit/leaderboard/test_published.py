@@ -54,7 +54,7 @@ def test_printed_values_are_beside_columns_of_their_own_set():
 
 def test_the_set_of_an_entry_is_that_of_its_command():
     named = {}
-    for benchmark in yaml.safe_load((ROOT / "docs/published_tables.yaml").read_text(encoding="utf-8")).values():
+    for benchmark in yaml.safe_load((ROOT / "docs/_data/published_tables.yaml").read_text(encoding="utf-8")).values():
         for entry in benchmark["tables"]:
             for data in re.findall(r"data=(hub[:\w]*)", str(entry.get("run", ""))):
                 if entry.get("cells") and entry["agreement"] != "none":
@@ -88,8 +88,8 @@ def test_columns_shown_first_are_those_of_tasks():
 
 
 def test_what_differs_is_what_the_map_says():
-    """Each value's text and agreement are still in docs/published_tables.yaml; this needs no printed tables."""
-    path = ROOT / "docs" / "published_tables.yaml"
+    """Each value's text and agreement are still in docs/_data/published_tables.yaml; this needs no printed tables."""
+    path = ROOT / "docs/_data/published_tables.yaml"
     benchmarks = yaml.safe_load(path.read_text(encoding="utf-8")).values()
     entries = [entry for benchmark in benchmarks for entry in benchmark["tables"]]
     mapped = {(entry["agreement"], entry["differs"], entry.get("data", "hub")) for entry in entries}
@@ -102,7 +102,7 @@ def test_what_differs_is_what_the_map_says():
 
 @pytest.mark.skipif(not FOLDER.is_dir(), reason="the published tables are not here")
 def test_the_file_is_what_the_script_writes():
-    """From the printed tables and docs/published_tables.yaml; python scripts/published_values.py FOLDER."""
+    """From the printed tables and docs/_data/published_tables.yaml; python scripts/published_values.py FOLDER."""
     path = ROOT / "scripts" / "published_values.py"
     specification = importlib.util.spec_from_file_location("published_values", path)
     script = importlib.util.module_from_spec(specification)

@@ -40,7 +40,7 @@ def test_columns_are_those_of_the_schema_and_of_the_document(tmp_path: Path) -> 
     assert list(load_retention(path)) == list(RETENTION_COLUMNS) and list(load_breakdown(path)) == list(
         BREAKDOWN_COLUMNS
     )
-    text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/results/data-frames.md").read_text(encoding="utf-8")
     assert f"Version of the schema: {SCHEMA_VERSION} " in text
     for columns in (RESULT_COLUMNS, CASE_COLUMNS, RETENTION_COLUMNS, BREAKDOWN_COLUMNS):
         table = "\n".join(f"| `{name}` | {kind} | {meaning} |" for name, (kind, meaning) in columns.items())

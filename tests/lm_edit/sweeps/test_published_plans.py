@@ -1,4 +1,4 @@
-"""The plans, docs/published_tables.yaml and docs/sweeps.md name the same run for the same published table or figure."""
+"""Plans, published_tables.yaml and docs/reference/plans.md name the same run for a published table or figure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from lm_edit.sweeps.grid import Run
 from lm_edit.sweeps.plan import load_plan, shipped_plans
 from lm_edit.sweeps.tasks import benchmarks_of, leaf_tasks
 
-MAP: dict[str, Any] = yaml.safe_load((ROOT / "docs/published_tables.yaml").read_text(encoding="utf-8"))
+MAP: dict[str, Any] = yaml.safe_load((ROOT / "docs/_data/published_tables.yaml").read_text(encoding="utf-8"))
 ENTRIES = [(section, entry) for section in MAP.values() for entry in section["tables"]]
 PAPERS = {"BAKE", *(paper for section in MAP.values() for paper in section["papers"])}
-SWEEPS = (ROOT / "docs/sweeps.md").read_text(encoding="utf-8")
+PLANS = (ROOT / "docs/reference/plans.md").read_text(encoding="utf-8")
 
 NUMBERS = r"\d+(?: \([^)]*\))?(?:(?:, | and | to )\d+(?: \([^)]*\))?)*"
 NAME = re.compile(rf"(?:\b({'|'.join(sorted(PAPERS))}) )?\b(?:(table|figure)s? ({NUMBERS})|(appendix [A-Z](?:\.\d+)?))")
@@ -31,7 +31,7 @@ VARIED = {"mode", "edits", "num_edits", "edit_batch_size", "group_size", "immedi
 CHAT_TEMPLATE = "`--apply_chat_template`"
 
 # Tables and figures with results of models, by paper; the others are illustrations, examples of data, statistics and
-# settings. Figure 3 of EVK and the figures of ThinkEdit are those of docs/figures.md.
+# settings. Figure 3 of EVK and the figures of ThinkEdit are those of docs/reference/figures.md.
 RESULTS = {
     "BIRD": ("table", [3, 4, 5], "figure", [3, 4, 5, 6, 7]),
     "TMLR": ("table", [3, 4, 5, 9], "figure", [3, 4, 5, 6, 7, 8]),
@@ -85,8 +85,8 @@ def planned() -> dict[Item, tuple[str, ...]]:
 
 @functools.cache
 def without_plan() -> dict[Item, str]:
-    """Table or figure -> why no plan in the package runs it, from docs/sweeps.md."""
-    section = SWEEPS.partition("<!-- without a plan: begin -->")[2].partition("<!-- without a plan: end -->")[0]
+    """Table or figure -> why no plan in the package runs it, from docs/reference/plans.md."""
+    section = PLANS.partition("<!-- without a plan: begin -->")[2].partition("<!-- without a plan: end -->")[0]
     rows = re.findall(r"^\| (.+) \| (.+) \|$", section, flags=re.MULTILINE)[1:]  # the first is the head
     return {item: why for names, why in rows for item in items_of(names)}
 

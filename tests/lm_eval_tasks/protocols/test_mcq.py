@@ -98,7 +98,7 @@ def test_the_bias_of_independent_uniform_choices_is_the_documented_one() -> None
     mean = math.fsum(biases) / len(everything)
     # E|n/4 - 1/4| for n ~ Bin(4, 1/4) is 2 P(n = 0) / 4 = 0.75**4 / 2; four letters, halved
     assert mean == pytest.approx(0.75**4)
-    text = (ROOT / "docs/questions.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/benchmarks/questions.md").read_text(encoding="utf-8")
     (documented,) = re.findall(r"independent uniform choices have ([\d.]+) on average", text)
     assert f"{mean:.3f}" == documented
 

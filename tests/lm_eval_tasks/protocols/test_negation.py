@@ -1,4 +1,4 @@
-"""Negation by hand: frames, the worked example of docs/questions.md, and the competitor."""
+"""Negation by hand: frames, the worked example of docs/benchmarks/questions.md, and the competitor."""
 
 from __future__ import annotations
 

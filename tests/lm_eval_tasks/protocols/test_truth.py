@@ -1,4 +1,4 @@
-"""True or false by hand: the cells, the worked example of docs/questions.md, and calibration."""
+"""True or false by hand: the cells, the worked example of docs/benchmarks/questions.md, and calibration."""
 
 from __future__ import annotations
 

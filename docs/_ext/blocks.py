@@ -1,0 +1,23 @@
+"""The generated blocks by name; each is a function of one argument, the word behind the name in the comment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from block import ROOT, Block
+from blocks_editors import EDITOR_BLOCKS
+from blocks_options import OPTION_BLOCKS
+
+TITLE = "# "
+
+
+def copied(path: str) -> Block:
+    """A file of the repository without its title, which the page has."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    title, _, rest = text.partition("\n")
+    if not title.startswith(TITLE):
+        raise ValueError(f"{path} begins with {title!r} and not with a title")
+    return Block(rest.strip("\n"), source=path)
+
+
+BLOCKS: dict[str, Callable[[str], Block]] = {"copy": copied, **EDITOR_BLOCKS, **OPTION_BLOCKS}
