@@ -221,15 +221,14 @@ class StreamPosition:
         step: the step of the case's last edit, counted from 0; ``None`` if the stream lacks one, or if there is none.
         num_edits: number of edits in the final model, fewer than planned if the guard stopped the stream.
         cases_before: number of cases that the stream edits before this step; 0 without a step.
-        num_cases: number of cases of the steps in the final model, which checkpoints count; ``None`` in answers that an
-            earlier version saved.
+        num_cases: number of cases of the steps in the final model, which checkpoints count.
     """
 
     edited: bool
     step: int | None
     num_edits: int
     cases_before: int
-    num_cases: int | None = None
+    num_cases: int
 
     @property
     def not_in_stream(self) -> bool:

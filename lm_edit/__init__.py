@@ -10,28 +10,21 @@ from typing import TYPE_CHECKING
 from edit_hooks.utils.public_names import lazy_names
 
 if TYPE_CHECKING:
-    from lm_edit.results import (
-        SCHEMA_VERSION,
-        CaseDocument,
-        Question,
-        SavedResponse,
-        load_breakdown,
-        load_cases,
-        load_documents,
-        load_results,
-        load_retention,
-    )
+    from lm_edit.results.documents import CaseDocument, Question, SavedResponse, load_documents
+    from lm_edit.results.matrices import load_breakdown, load_retention
+    from lm_edit.results.schema import SCHEMA_VERSION
+    from lm_edit.results.tables import load_cases, load_results
 
 _HOMES = {
-    "SCHEMA_VERSION": "results",
-    "CaseDocument": "results",
-    "Question": "results",
-    "SavedResponse": "results",
-    "load_breakdown": "results",
-    "load_cases": "results",
-    "load_documents": "results",
-    "load_results": "results",
-    "load_retention": "results",
+    "SCHEMA_VERSION": "results.schema",
+    "CaseDocument": "results.documents",
+    "Question": "results.documents",
+    "SavedResponse": "results.documents",
+    "load_breakdown": "results.matrices",
+    "load_cases": "results.tables",
+    "load_documents": "results.documents",
+    "load_results": "results.tables",
+    "load_retention": "results.matrices",
 }
 
 __all__ = [

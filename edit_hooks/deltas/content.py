@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +14,6 @@ from edit_hooks.deltas.schema import (
     Record,
     Tensor,
     check_numeric,
-    either,
     flag,
     list_of,
     mapping_of,
@@ -57,8 +57,7 @@ def _metadata(what: str, value: Any) -> None:
     META(what, value)
 
 
-# A model as an identity in parts, or as the fingerprint of release 0.1.0.
-_MODEL = nullable(either(text, mapping_of()))
+_MODEL = nullable(mapping_of())  # the parts of an identity
 META = Record(
     {},
     {
@@ -74,18 +73,19 @@ META = Record(
     },
     is_open=True,
 )
-# By the names in files, of `ContextEdit.to_dict`.
 CONTEXT = Record(
     {
         "prompt": text,
         "target_new": text,
         "demonstrations": list_of(text),
-        "states_fact": flag,
+        "include_fact": flag,
         "num_facts": whole(POSITIVE),
         "embedder": text,
-        "min_likeness": nullable(number(COSINE)),
+        "min_similarity": nullable(number(COSINE)),
+        "rounds": whole(replace(MOST_ROUNDS, text="a whole number from 0 to 1000", least=0)),
+        "memory": nullable(Record({"artifact": text, "digest": text})),
+        "separator": _separator,
     },
-    {"rounds": whole(MOST_ROUNDS), "memory": Record({"artifact": text, "digest": text}), "separator": _separator},
 )
 
 

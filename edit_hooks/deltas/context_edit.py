@@ -19,8 +19,6 @@ from edit_hooks.utils.readable import readable
 
 SEPARATOR = "\n\n"
 MOST_ROUNDS = Range("a whole number from 1 to 1000", least=1, most=1000)
-# Field -> its name in saved edits, fixed because the checksum of a saved edit covers it.
-FILE_NAMES = {"include_fact": "states_fact", "min_similarity": "min_likeness"}
 
 
 def format_demonstration(fact: str, question: str, answer: str, separator: str | None = None) -> str:
@@ -93,19 +91,13 @@ class ContextEdit:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able mapping for :meth:`from_dict`."""
-        record = {**asdict(self), "demonstrations": list(self.demonstrations)}
-        for name, default in (("rounds", 0), ("memory", None), ("separator", SPACE)):
-            if record[name] == default:
-                del record[name]  # as before the field existed, for the same reason
-        return {FILE_NAMES.get(name, name): value for name, value in record.items()}
+        return {**asdict(self), "demonstrations": list(self.demonstrations)}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> ContextEdit:
         """Read a mapping of :meth:`to_dict`."""
-        current_names = {old: name for name, old in FILE_NAMES.items()}
-        fields = {current_names.get(name, name): value for name, value in record.items()}
-        memory = MemoryModels(**record["memory"]) if "memory" in record else None
-        return cls(**{**fields, "demonstrations": tuple(record["demonstrations"]), "memory": memory})
+        memory = None if record["memory"] is None else MemoryModels(**record["memory"])
+        return cls(**{**record, "demonstrations": tuple(record["demonstrations"]), "memory": memory})
 
     def before(self, question: str = "") -> str:
         """The text before a question if this is the only fact."""

@@ -15,7 +15,6 @@ from edit_hooks.deltas.content import check_content, check_contexts, check_metad
 from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.deltas.schema import Record, list_of, mapping_of, of_file, one_of, read_field, text
-from edit_hooks.modeling.fingerprint import tensor_checksum
 from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.modeling.tensors import read_header, read_tensors, unpack_bits, write_tensors
 from edit_hooks.request import statement_of
@@ -72,7 +71,7 @@ class Delta:
         stream_state: tensors that later steps of a stream need from this one, on the CPU. Saved, but not part of the
             update.
         diagnostics: facts about how the edit was made (JSON-able): losses, steps, norms, warnings.
-        meta: identity of the edit (JSON-able): editor, configuration, requests, base model fingerprint.
+        meta: identity of the edit (JSON-able): editor, configuration, requests, base model.
         intermediates: tensors for inspection (keys, values), on request. Never saved.
     """
 
@@ -210,13 +209,8 @@ class Delta:
 
     def checksum(self) -> str:
         """SHA-256 (hex) over the tensors, hook settings and contexts: the identity of the edit's effect."""
-        tensors = {name: [list(t.shape), str(t.dtype), tensor_checksum(t)] for name, t in self._tensors.items()}
-        return key_of(tensors | self._settings)
-
-    def digest(self) -> str:
-        """SHA-256 (hex) over the same as :meth:`checksum`, which is part of saved files; faster for large updates."""
-        tensors = {name: [list(t.shape), str(t.dtype), tensor_digest(t)] for name, t in self._tensors.items()}
-        return key_of(tensors | self._settings)
+        digests: dict[str, Any] = {name: tensor_digest(tensor) for name, tensor in self._tensors.items()}
+        return key_of(digests | self._settings)
 
     # ------------------------------------------------------------------------------------------------- files
 
@@ -340,8 +334,7 @@ def _check_header(header: dict[str, str], path: str | os.PathLike[str]) -> None:
     """Refuse files of another kind and damaged headers; the header's checksum is removed."""
     if header.get("format") != FORMAT:
         raise EditingError(f"{path} is not a saved edit (format {header.get('format')!r}, want {FORMAT!r}).")
-    # Files of release 0.1.0 have no checksum of the header, which holds orientations, metadata and diagnostics.
-    if header.pop(HEADER_CHECKSUM, None) not in (None, key_of(header)):
+    if header.pop(HEADER_CHECKSUM, None) != key_of(header):
         raise EditingError(f"the edit in {path} is damaged (checksum of the header differs).")
 
 

@@ -89,7 +89,7 @@ def read_deltas(paths: Sequence[str | Path], model: nn.Module, identity: ModelId
     _warn_of_incomplete({file.parent for file in files if _SAVED.fullmatch(file.name)})
     for file in files:
         delta = Delta.load(file)
-        _compare_models(delta, model, identity, str(file))
+        _compare_models(delta, identity, str(file))
         deltas.append(delta)
     _check_chain([delta.meta for delta in deltas], "these edits")
     edits = [edit for delta in deltas for edit in _steps(delta.meta)]
@@ -159,7 +159,7 @@ def check_base(delta: Delta, model: nn.Module, identity: ModelIdentity, source: 
     Raises:
         EditingError: for edits of other weights, and steps of a stream that do not start at the unedited model.
     """
-    found = _compare_models(delta, model, identity, source)
+    found = _compare_models(delta, identity, source)
     _check_chain([delta.meta], source)
     return found
 
@@ -291,7 +291,7 @@ def _summand_metadata(meta: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield {**inherited, **edit}
 
 
-def _compare_models(delta: Delta, model: nn.Module, identity: ModelIdentity, source: str) -> list[str]:
+def _compare_models(delta: Delta, identity: ModelIdentity, source: str) -> list[str]:
     """Differences between the model of an edit and this one; other weights are an error."""
     bases = []
     for edit in _summand_metadata(delta.meta):
@@ -300,7 +300,7 @@ def _compare_models(delta: Delta, model: nn.Module, identity: ModelIdentity, sou
             bases.append(base)
     found: list[str] = []
     for base in bases:
-        found += [text for text in compare_models(base, model, identity, source) if text not in found]
+        found += [text for text in compare_models(base, identity, source) if text not in found]
     return found
 
 

@@ -60,7 +60,6 @@ from edit_hooks.memory.adapter_database import (
     Point,
     QueryToken,
     outputs_at,
-    query_token_of,
 )
 from edit_hooks.memory.codebook import distances, radius_warnings, same_prompt_distance
 from edit_hooks.memory.steps import NUM_BEFORE
@@ -302,7 +301,7 @@ def _database_after(
             f"the earlier edits are a {edit.kind} at {edit.settings['module']}, not adapters of {', '.join(modules)} "
             f"found through {query_name}; a stream has one editor and one configuration throughout."
         )
-    if (earlier := query_token_of(edit)) != query_token:
+    if (earlier := edit.settings["query_token"]) != query_token:
         raise EditingError(
             f"query_token is {query_token!r}, but the earlier edits are found by {earlier!r}; a stream has one "
             "configuration throughout."

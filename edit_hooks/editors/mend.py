@@ -151,7 +151,7 @@ class MEND(Editor[MENDConfig]):
         self.check_inputs(config)
         if config.artifact is not None and config.artifact != IDENTITY:
             recorded, source = read_manifest(config.artifact)["model"], f"the hyper-network in {config.artifact}"
-            compare_models(recorded, model, model_identity(model, tokenizer), source)
+            compare_models(recorded, model_identity(model, tokenizer), source)
 
     def warnings(self, job: EditJob[MENDConfig], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
         config = job.config

@@ -133,7 +133,7 @@ class SERAC(Editor[SERACConfig]):
         if config.artifact is not None and config.artifact != IDENTITY:
             recorded = MEMORY_MODELS.read_manifest(config.artifact)["model"]
             source = f"the {MEMORY_MODELS.what} in {config.artifact}"
-            compare_models(recorded, model, model_identity(model, tokenizer), source)
+            compare_models(recorded, model_identity(model, tokenizer), source)
 
     def compute(self, job: EditJob[SERACConfig]) -> list[Delta]:
         deltas = []

@@ -175,8 +175,9 @@ class SavedEditSession(Session):
         for question in questions:
             saved = self.requests
             edited = saved is None or all(request.without_context.key in saved for request in question.requests)
+            count = len(saved or ())
             position = StreamPosition(
-                edited=edited, step=0 if edited else None, num_edits=len(saved or ()), cases_before=0
+                edited=edited, step=0 if edited else None, num_edits=count, cases_before=0, num_cases=count
             )
             source = answers if question.ask_edited else unedited
             final = _with_unedited(source[question.item], question, unedited)
@@ -257,7 +258,13 @@ class SingleEditSession(Session):
         if group is None:
             return EditedAnswer(
                 final=_not_answered(OUTSIDE_OF_GROUPS, question, unedited),
-                position=StreamPosition(edited=False, step=None, num_edits=self.plan.num_edits, cases_before=0),
+                position=StreamPosition(
+                    edited=False,
+                    step=None,
+                    num_edits=self.plan.num_edits,
+                    cases_before=0,
+                    num_cases=self.plan.num_edits,
+                ),
             )
         unusable = [reason for request in question.requests if (reason := self.plan.unusable.get(request.key))]
         if unusable:

@@ -32,7 +32,7 @@ from edit_hooks.utils.json_io import read_rows
 SELF = "self"
 
 
-SAMPLER = 2  # version of the draws behind ``self``; 1, of releases up to 0.1.0, drew other text from the same seed
+SAMPLER = 2  # version of the draws behind ``self``: another number if a seed draws other text
 
 
 PUBLISHED = "published"

@@ -250,7 +250,7 @@ def _load_projector(path: Path, key: dict[str, Any]) -> Projector | None:
         if json.loads(header["key"]) != key:
             raise EditingError("it was computed for something else")
         if header.pop("checksum", None) != _checksum(header, basis_FR):
-            raise EditingError("its checksum differs, or it is of release 0.1.0")
+            raise EditingError("its checksum differs")
         return Projector(basis_FR, **json.loads(header["projector"]))
     except Exception as error:  # any damage: report it and compute the projector again
         log.warning("cannot use the projector in %s (%s); it is computed again.", path, error)

@@ -397,8 +397,7 @@ def _load(root: Path, description: dict[str, Any]) -> SecondMoment | None:
         if record["description"] != description:
             raise EditingError("it was collected for something else")
         (matrix_FF,) = load_file(tensors).values()
-        # Files of release 0.1.0 have no checksum; they took hours to collect, so they stay in use.
-        if "checksum" in record and record["checksum"] != _checksum(record["report"], matrix_FF):
+        if record["checksum"] != _checksum(record["report"], matrix_FF):
             raise EditingError("its checksum differs")
     except Exception as error:  # any damage: report it and collect again
         log.warning("cannot use the second moment in %s (%s); it is collected again.", tensors, error)

@@ -32,7 +32,7 @@ from edit_hooks.deltas.schema import (
     whole,
 )
 from edit_hooks.memory.codebook import distances
-from edit_hooks.memory.steps import STEP_NUMBERS, settings_of_sum
+from edit_hooks.memory.steps import NUM_BEFORE, settings_of_sum
 from edit_hooks.modeling.architectures import map_shape
 from edit_hooks.modeling.hooks import Registration, hooks, on_output, record_at
 from edit_hooks.modeling.tensors import at_least_float32, in_widest_type
@@ -137,12 +137,6 @@ def _tensor_name(adapter_id: int, target: int, part: str) -> str:
     return f"{PREFIX}{adapter_id}/{target}/{part}"
 
 
-def query_token_of(hook_edit: HookEdit) -> QueryToken:
-    """The token by which rows are looked up; edits saved before it could be chosen have the last prompt token."""
-    token: QueryToken = hook_edit.settings.get("query_token", "last_prompt")
-    return token
-
-
 class AdapterDatabaseHooks(HookKind):
     """Rows under one or several databases.
 
@@ -159,8 +153,9 @@ class AdapterDatabaseHooks(HookKind):
                 "targets": list_of(text),
                 "labels": list_of(list_of(whole())),
                 "next_block": whole(),
+                "query_token": one_of(*get_args(QueryToken)),
+                NUM_BEFORE: whole(),
             },
-            {"query_token": one_of(*get_args(QueryToken)), **STEP_NUMBERS},
         ),
         {
             "centres": Tensor("C Q"),
@@ -265,7 +260,7 @@ class AdapterDatabaseHooks(HookKind):
             rows = self.rows_of_edit(index, len(output_RTD), output_RTD.device)
             if len(rows):
                 moved = context.to(output_RTD.device)
-                last_text = query_token_of(self.edits[index]) == "last_text"
+                last_text = self.edits[index].settings["query_token"] == "last_text"
                 end_R = moved.text_end_R if last_text else moved.prompt_end_R
                 query_RQ = output_RTD[rows, end_R[rows]]
                 self._adapter_id_R[rows.cpu()] = self._look_up(index, query_RQ)

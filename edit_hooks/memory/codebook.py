@@ -94,8 +94,8 @@ class CodebookHooks(HookKind):
                 "replacement": one_of(*get_args(Replacement)),
                 "query": one_of(*get_args(Query)),
                 "labels": list_of(list_of(whole())),
+                **STEP_NUMBERS,
             },
-            STEP_NUMBERS,
         ),
         {
             "keys": Tensor("N F"),

@@ -63,8 +63,7 @@ class GatedPredictorHooks(HookKind):
     row_state: ClassVar[tuple[str, ...]] = ("_is_hit_R", "_value_RD")
     schema: ClassVar[Schema] = Schema(
         Record(
-            {"module": text, "threshold": number(SHARE), "query": one_of(*get_args(Query))},
-            STEP_NUMBERS,
+            {"module": text, "threshold": number(SHARE), "query": one_of(*get_args(Query)), **STEP_NUMBERS},
         ),
         {"gate_weight": Tensor("F"), "gate_bias": Tensor(""), "weight": Tensor("D F"), "bias": Tensor("D")},
     )

@@ -39,7 +39,7 @@ from edit_hooks.deltas.schema import (
     whole,
 )
 from edit_hooks.memory.replay import PAD, PastEdits
-from edit_hooks.memory.steps import NUM_BEFORE, NUM_EDITS, settings_of_sum
+from edit_hooks.memory.steps import STEP_NUMBERS, settings_of_sum
 from edit_hooks.modeling.architectures import is_transposed, map_shape
 from edit_hooks.modeling.tensors import at_least_float32, pack_bits, unpack_bits
 from edit_hooks.modeling.weights import read_weight
@@ -127,8 +127,7 @@ class MemoryBank:
             return cls(None, [])
         settings = hook_edit.settings
 
-        # Edits of release 0.1.0 name neither shrink nor radius.
-        def read_memory(number: int, threshold: float, shrink: float = 0.0, radius: float | None = None) -> Memory:
+        def read_memory(number: int, threshold: float, shrink: float, radius: float | None) -> Memory:
             mask = unpack_bits(hook_edit.tensors[f"{number}/mask"], weight)
             change = shrunk(weight, shrink, radius)
             change[mask] = hook_edit.tensors[f"{number}/values"].to(change)
@@ -175,7 +174,7 @@ def output_with_delta(
 
 
 def _check_entry(what: str, value: Any) -> None:
-    """An entry of a memory: its number and threshold and, but for edits of release 0.1.0, its shrink and radius."""
+    """An entry of a memory: its number, threshold, shrink and radius."""
     list_of(anything)(what, value)
     parts = {
         "number": whole(),
@@ -183,9 +182,9 @@ def _check_entry(what: str, value: Any) -> None:
         "shrink": number(SHARE),
         "radius": nullable(number(Range("zero or a positive number of 32 bits", least=0, most=torch.finfo().max))),
     }
-    if len(value) not in (2, len(parts)):
+    if len(value) != len(parts):
         raise EditingError(f"{what} has {len(value)} entries; {', '.join(parts)} are needed.")
-    for (name, check), entry in zip(parts.items(), value, strict=False):
+    for (name, check), entry in zip(parts.items(), value, strict=True):
         check(f"{what}.{name}", entry)
 
 
@@ -215,10 +214,10 @@ class SideMemoryHooks(HookKind):
                 "max_over": nullable(whole()),
                 "stored": list_of(_check_entry),
                 "current": nullable(_check_entry),
-                NUM_EDITS: whole(),
                 "next_number": whole(),
+                **STEP_NUMBERS,
             },
-            {NUM_BEFORE: whole(), "turns": list_of(whole())},
+            {"turns": list_of(whole())},
         ),
         families={
             rf"{INDEX}/values": Tensor("_"),

@@ -2,7 +2,7 @@
 
 An edit of a memory contains what it added or replaced, so of two edits that were made independently the later one would
 silently replace the earlier. Edits therefore record how many the memory held before them (:data:`NUM_BEFORE`) and after
-them. Edits of earlier releases do not, and are put together as they are.
+them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ STEP_NUMBERS = {NUM_BEFORE: whole(), NUM_EDITS: whole()}  # for the schemas of k
 
 
 def step_numbers(earlier: HookEdit | None) -> dict[str, int]:
-    """Settings of an edit after ``earlier``; none after edits that did not record theirs."""
-    before = 0 if earlier is None else earlier.settings.get(NUM_EDITS)
-    return {} if before is None else {NUM_BEFORE: before, NUM_EDITS: before + 1}
+    """Settings of an edit after ``earlier``."""
+    before = 0 if earlier is None else earlier.settings[NUM_EDITS]
+    return {NUM_BEFORE: before, NUM_EDITS: before + 1}
 
 
 def settings_of_sum(steps: Sequence[HookEdit], after: str = NUM_EDITS) -> dict[str, Any]:
@@ -35,12 +35,11 @@ def settings_of_sum(steps: Sequence[HookEdit], after: str = NUM_EDITS) -> dict[s
         EditingError: for a step that does not go on from the one before it.
     """
     for earlier, step in itertools.pairwise(steps):
-        held, before = earlier.settings.get(after), step.settings.get(NUM_BEFORE)
-        if None not in (held, before) and held != before:
+        held, before = earlier.settings[after], step.settings[NUM_BEFORE]
+        if held != before:
             raise EditingError(
                 f"edits of a {step.kind} at {step.settings['module']} do not go on from one another: one was made on "
                 f"{before} earlier edits and follows {held}, which it would replace in part. Make them as a stream: "
                 "mode=sequential, or Editor.edit(..., history=<the earlier edits>)."
             )
-    settings = {name: value for name, value in steps[-1].settings.items() if name != NUM_BEFORE}
-    return settings | ({NUM_BEFORE: steps[0].settings[NUM_BEFORE]} if NUM_BEFORE in steps[0].settings else {})
+    return {**steps[-1].settings, NUM_BEFORE: steps[0].settings[NUM_BEFORE]}

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import nn
-
-from edit_hooks.modeling.architectures import unwrapped
-from edit_hooks.modeling.fingerprint import first_release_fingerprint
 from edit_hooks.modeling.identity import ModelIdentity, differences
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
 
 log = get_logger("lm_eval.edited_hf")
 
-FIRST_RELEASE = "it was made by release 0.1.0, which recorded the weights of its model and nothing else"
 UNKNOWN = "it does not name the model it was made for; only its shapes are checked"
 
 
-def compare_models(recorded: object, model: nn.Module, identity: ModelIdentity, source: str) -> list[str]:
+def compare_models(recorded: object, identity: ModelIdentity, source: str) -> list[str]:
     """Compare the identity in a file with that of a model, and log what differs or cannot be compared.
 
     Args:
-        recorded: parts of an identity, the fingerprint of release 0.1.0, or ``None``.
+        recorded: parts of an identity, or ``None``.
         identity: of the model and its tokenizer.
         source: name of the file, for messages.
 
@@ -30,7 +25,7 @@ def compare_models(recorded: object, model: nn.Module, identity: ModelIdentity, 
         The logged sentences, for result files.
 
     Raises:
-        EditingError: if the file was made for other weights.
+        EditingError: the file was made for other weights, or what it records is no identity.
     """
     if recorded is None:
         found = [UNKNOWN]
@@ -38,8 +33,7 @@ def compare_models(recorded: object, model: nn.Module, identity: ModelIdentity, 
         _require_equal_weights(str(recorded.get("weights")), identity.weights, source)
         found = [f"its model differs from this one in {entry}" for entry in differences(identity.to_dict(), recorded)]
     else:
-        _require_equal_weights(str(recorded), first_release_fingerprint(unwrapped(model)), source)
-        found = [FIRST_RELEASE]
+        raise EditingError(f"{source}: its model is a {type(recorded).__name__}; the parts of an identity are needed.")
     for text in found:
         log.warning("%s: %s.", source, text)
     return found

@@ -1,8 +1,7 @@
 """Files of a store on disk: which ones belong to it, and how it is recognized.
 
-Pruning deletes files, so a file belongs to a store only if its whole path has the form that the store writes. Links
-are not followed. The root carries a marker file. Stores of release 0.1.0 have none; they are recognized if they hold
-nothing but files of a store.
+Pruning deletes files, so a folder is a store only if it carries the marker file, and a file belongs to the store only
+if its whole path has the form that the store writes. Links are not followed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from edit_hooks.utils.files import is_temporary, write_atomically, write_to_cache
+from edit_hooks.utils.files import write_atomically, write_to_cache
 from edit_hooks.utils.sqlite_cache import tables_in
 
 MARKER = ".lm-edit-store"
@@ -27,8 +26,6 @@ DELTAS, JSON, LOCKS = "deltas", "json", "locks"
 _DELTA = re.compile(r"deltas/([0-9a-f]{2})/\1[0-9a-f]{62}\.safetensors")
 _JSON = re.compile(r"json/(?P<kind>[a-z_]+)/[0-9a-f]{64}\.json")
 _DAMAGED_ANSWERS = re.compile(r"answers\.sqlite\.damaged-\d+")
-# Files that come and go with a store; they are neither counted nor pruned.
-_COMPANION = re.compile(r"\.lm-edit-store|locks/[0-9a-f]+\.lock|answers\.sqlite(-journal|-wal|-shm|\.lock)")
 
 
 class StoredFile(NamedTuple):
@@ -62,24 +59,17 @@ def is_marked(root: Path) -> bool:
 
 
 def stored_files(root: Path) -> list[StoredFile]:
-    """All files of the store below ``root``; other files and links are left out."""
-    marked = is_marked(root)
+    """All files of the store below ``root``; other files and links are left out, and so is a folder without marker."""
+    if not is_marked(root):
+        return []
     return [
         StoredFile(path, kind, status.st_size, status.st_mtime)
         for path, status in _regular_files(root)
-        if (kind := _kind_of(root, path, marked)) is not None
+        if (kind := _kind_of(root, path)) is not None
     ]
 
 
-def foreign_files(root: Path) -> list[Path]:
-    """Files, links included, that a store does not write; none in a folder with a marker."""
-    if is_marked(root):
-        return []
-    own = {path for path, _ in _regular_files(root) if _kind_of(root, path, False) or _is_companion(root, path)}
-    return [path for path in _all_files(root) if path not in own]
-
-
-def _kind_of(root: Path, path: Path, marked: bool) -> str | None:
+def _kind_of(root: Path, path: Path) -> str | None:
     """Kind of a stored file; ``None`` for all other files."""
     name = path.relative_to(root).as_posix()
     if _DELTA.fullmatch(name):
@@ -87,14 +77,9 @@ def _kind_of(root: Path, path: Path, marked: bool) -> str | None:
     if match := _JSON.fullmatch(name):
         return match["kind"]
     if name == ANSWERS:
-        # The one name that others may use, too. In a marked folder it may also be damaged.
-        tables = tables_in(path)
-        return "answers" if tables == {ANSWERS_TABLE} or (marked and not tables) else None
-    return "answers" if marked and _DAMAGED_ANSWERS.fullmatch(name) else None
-
-
-def _is_companion(root: Path, path: Path) -> bool:
-    return is_temporary(path) or _COMPANION.fullmatch(path.relative_to(root).as_posix()) is not None
+        tables = tables_in(path)  # the one name that others may use, too; a damaged file has none
+        return "answers" if not tables or tables == {ANSWERS_TABLE} else None
+    return "answers" if _DAMAGED_ANSWERS.fullmatch(name) else None
 
 
 def _regular_files(root: Path) -> Iterator[tuple[Path, os.stat_result]]:

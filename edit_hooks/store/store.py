@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.store.layout import ANSWERS, DELTAS, JSON, LOCKS, StoredFile, foreign_files, mark, stored_files
+from edit_hooks.store.layout import ANSWERS, DELTAS, JSON, LOCKS, MARKER, StoredFile, is_marked, mark, stored_files
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import (
     cache_root,
@@ -111,9 +111,13 @@ class Store:
             totals[file.kind] = (count + 1, size + file.num_bytes)
         return totals
 
-    def foreign_files(self) -> list[Path]:
-        """Files that are not of a store, if the folder has no marker of a store; see :mod:`edit_hooks.store.layout`."""
-        return foreign_files(self.root)
+    def require_marked(self) -> None:
+        """Raise EditingError for a folder with files and no marker of a store."""
+        if self.root.is_dir() and any(self.root.iterdir()) and not is_marked(self.root):
+            raise EditingError(
+                f"{self.root} is no store: it has no marker {MARKER}. Name the folder of a store, or delete "
+                "this folder yourself; nothing was removed."
+            )
 
     def to_prune(self, max_bytes: int = 0) -> list[StoredFile]:
         """The least recently used files, so that at most ``max_bytes`` remain without them."""

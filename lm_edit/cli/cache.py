@@ -20,7 +20,6 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--store", help="folder of the store; default: the user's")
     parser.add_argument("--dry-run", action="store_true", help="prune: list the files and remove nothing")
-    parser.add_argument("--force", action="store_true", help="prune a folder that is not marked as a store")
 
 
 def _run_cache(args: argparse.Namespace) -> int:
@@ -31,7 +30,7 @@ def _run_cache(args: argparse.Namespace) -> int:
 
     store = Store(args.store)
     if args.action == "prune":
-        _prune(store, parse_size(args.max_size), dry_run=args.dry_run, force=args.force)
+        _prune(store, parse_size(args.max_size), dry_run=args.dry_run)
     say(f"store: {store.root}")
     sizes = store.size()
     total = (sum(count for count, _ in sizes.values()), sum(size for _, size in sizes.values()))
@@ -41,21 +40,16 @@ def _run_cache(args: argparse.Namespace) -> int:
     return 0
 
 
-def _prune(store: Store, max_bytes: int, *, dry_run: bool, force: bool) -> None:
-    """Prune the store; list the files instead for a dry run, and for folders that may be something else."""
-    foreign = [] if force else store.foreign_files()
-    if not dry_run and not foreign:
+def _prune(store: Store, max_bytes: int, *, dry_run: bool) -> None:
+    """Prune the store, or list the files for a dry run."""
+    store.require_marked()
+    if not dry_run:
         say(f"{store.prune(max_bytes) + store.remove_leftovers()} files removed")
         return
     files = store.to_prune(max_bytes)
     for file in files:
         say(f"would remove {file.path}")
     say(f"{len(files)} files would be removed, {sum(file.num_bytes for file in files) / 1e6:.1f} MB")
-    if foreign and not dry_run:
-        raise EditingError(
-            f"{store.root} is not marked as a store and holds other files, such as {foreign[0]}; nothing was removed. "
-            "Only the files listed would be: if it is the store of an earlier release, remove them with --force."
-        )
 
 
 def _add_demo_arguments(parser: argparse.ArgumentParser) -> None:

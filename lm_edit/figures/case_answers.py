@@ -11,7 +11,7 @@ from lm_edit.figures.needs import DEFAULTS, SAMPLES, Needs, Options
 from lm_edit.figures.select import OF_CASE_SETS, UNEDITED, require_comparable_documents, run_labels
 from lm_edit.figures.spec import FigureSpec
 from lm_edit.figures.tables import Table
-from lm_edit.results import CaseDocument, SavedResponse
+from lm_edit.results.documents import CaseDocument, SavedResponse
 
 if TYPE_CHECKING:
     from pandas import DataFrame

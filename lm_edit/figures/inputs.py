@@ -16,7 +16,7 @@ from lm_edit.figures.select import run_labels
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from lm_edit.results import CaseDocument
+    from lm_edit.results.documents import CaseDocument
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Inputs:
 
     @cached_property
     def _rows(self) -> DataFrame:
-        from lm_edit.results import load_results
         from lm_edit.results.filters import filter_rows
+        from lm_edit.results.tables import load_results
 
         return filter_rows(load_results(self.paths), self.only)
 
     def retention(self) -> DataFrame:
         """The scores of earlier edits after every later step of a stream, of the results that ``only`` accepts."""
-        from lm_edit.results import load_retention
+        from lm_edit.results.matrices import load_retention
 
         return rows_at(load_retention(self.paths), MATRIX, places_of(self.rows(), MATRIX))
 
@@ -59,7 +59,7 @@ class Inputs:
 
     def documents(self) -> list[CaseDocument]:
         """The cases of the results that ``only`` accepts."""
-        from lm_edit.results import load_documents
+        from lm_edit.results.documents import load_documents
 
         return list(load_documents(self.paths, places=places_of(self.rows(), SAMPLE_FILE)))
 

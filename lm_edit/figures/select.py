@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from pandas import Series as Column
 
-    from lm_edit.results import CaseDocument
+    from lm_edit.results.documents import CaseDocument
 
 UNEDITED = "unedited"
 FINAL = ""

@@ -10,7 +10,7 @@ from lm_edit.figures.needs import Needs, Options
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from lm_edit.results import CaseDocument
+    from lm_edit.results.documents import CaseDocument
 
 # Endings of the columns, the published protocol first.
 PROTOCOLS = (

@@ -18,7 +18,7 @@ from lm_edit.figures.thinkedit_paths import RULES, Path, Rule, read_paths
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from lm_edit.results import CaseDocument
+    from lm_edit.results.documents import CaseDocument
 
 MAX_RUNS = 4
 MAX_CHAINS = 30  # more are unreadable

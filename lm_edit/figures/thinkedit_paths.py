@@ -10,7 +10,7 @@ from lm_edit.figures.needs import Needs
 from lm_eval_tasks.knowgic.chains import share_with_answer
 
 if TYPE_CHECKING:
-    from lm_edit.results import CaseDocument, Question, SavedResponse
+    from lm_edit.results.documents import CaseDocument, Question, SavedResponse
 
 HALF_OF = 0.5  # of a chain's strength before the edit
 

@@ -17,7 +17,7 @@ from lm_eval_tasks.knowgic.chains import MAX_STEPS
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from lm_edit.results import CaseDocument
+    from lm_edit.results.documents import CaseDocument
 
 LONGER, ALL = "longer", "all"
 LENGTHS = (*map(str, range(1, MAX_STEPS + 1)), LONGER, ALL)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from edit_hooks.utils.json_io import json_text
-from lm_edit.results import CaseDocument, SavedResponse
+from lm_edit.results.documents import CaseDocument, SavedResponse
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 

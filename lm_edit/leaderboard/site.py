@@ -18,9 +18,10 @@ from lm_edit.leaderboard.render_html import render_html
 from lm_edit.leaderboard.render_text import CSV_HEADER, GENERATOR, render_csv, render_latex, render_markdown
 from lm_edit.leaderboard.significance import RESAMPLES
 from lm_edit.leaderboard.table import build_board, refuse_two_files
-from lm_edit.results import load_cases, load_documents, load_results
+from lm_edit.results.documents import load_documents
 from lm_edit.results.filters import filter_rows
 from lm_edit.results.runs import Paths, read_result_file
+from lm_edit.results.tables import load_cases, load_results
 
 FILES = ("index.html", "leaderboard.md", "leaderboard.csv", "leaderboard.tex")
 MARKED_BYTES = 2000  # of the beginning of a file, which has the marker

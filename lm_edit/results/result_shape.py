@@ -119,7 +119,6 @@ _EDITED_HF = fields(
         "about_checkpoint": maybe(TEXT),
         "demo": maybe(FLAG),
         "model_identity": maybe(_IDENTITY),
-        "model_fingerprint": maybe(TEXT),
         "steps": maybe(listed(_OBJECT)),
         "versions": maybe(each(maybe(TEXT))),
     },

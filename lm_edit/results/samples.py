@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -185,22 +184,13 @@ def _failure(answer: Answer) -> str | None:
 
 
 _PREFIX = json.dumps({"format": FORMAT})[:-1]  # the beginning of the JSON text of an EditedAnswer
-_RELEASE_0_1 = re.compile(r"\{'(text|logprob|error)': ")
 
 
 def read_saved_response(saved: str) -> EditedAnswer | str:
     """Parse a response of a sample file.
 
     It is the JSON text of an `edited_hf` answer. Any other text is returned unchanged.
-
-    Raises:
-        EditingError: for answers that release 0.1.0 of this package saved, as Python literals.
     """
-    if _RELEASE_0_1.match(saved):
-        raise EditingError(
-            "these samples were saved by release 0.1.0 of lm-eval-editing, in a format that is no longer read. Run the "
-            "evaluation again (finished edits come from the store), or judge them with that release."
-        )
     return (
         EditedAnswer.from_json(parse_json(saved, "a saved answer", finite=False, halves="replace"))
         if saved.startswith(_PREFIX)

@@ -20,8 +20,6 @@ from edit_hooks.utils.sqlite_cache import CacheTable, SQLiteCache
 
 log = get_logger(__name__)
 
-# Options whose digests are named as in release 0.1.0, so that folders of runs with such files keep their names.
-FILES = ("data", "edits", "load_edit")
 # Options of the model class that name no folder that is read, but a thing that a folder may be named after as well (a
 # clone of the code of `rome`), or a folder that runs write to.
 NO_FOLDERS = ("editor", "mode", "edits", "store", "cache_dir", "offload_folder")
@@ -38,7 +36,7 @@ class Named(NamedTuple):
     """A file or folder that an option names.
 
     Attributes:
-        place: the option, as ``metadata.judge``; those of the model class without ``model_args``, see :data:`FILES`.
+        place: the option, as ``metadata.judge``; those of the model class without ``model_args``.
         path: as named, with ``~`` expanded.
         files: the file itself, or the files of the folder in the order of their names.
         num_bytes: of all files.
@@ -70,12 +68,8 @@ def named_files(values: Mapping[str, Any]) -> list[Named]:
     return [
         named
         for place, text in _texts(values)
-        if (named := _named(place.removeprefix("model_args.") if _is_known(place) else place, text)) is not None
+        if (named := _named(place.removeprefix("model_args."), text)) is not None
     ]
-
-
-def _is_known(place: str) -> bool:
-    return place.removeprefix("model_args.") in FILES
 
 
 def _texts(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
@@ -95,7 +89,7 @@ def _named(place: str, text: str) -> Named | None:
         path = Path(text).expanduser()
         if path.is_file():
             return Named(place, path, (path,), path.stat().st_size)
-        if path.is_dir() and _may_name_folder(place.removeprefix("model_args."), text):
+        if path.is_dir() and _may_name_folder(place, text):
             files = tuple(sorted(_files_of(path)))
             return Named(place, path, files, sum(file.stat().st_size for file in files)) if files else None
     return None

@@ -114,7 +114,7 @@ def run_facts(results: Mapping[str, Any]) -> RunFacts:
     else:
         editor, mode = editing.get("editor") or UNEDITED, editing["mode"]
         identity = identity_of_edits(editing) | answer_options(config)
-    model_hash = (editing.get("model_identity") or {}).get("weights") or editing.get("model_fingerprint") or ""
+    model_hash = (editing.get("model_identity") or {}).get("weights") or ""
     identity |= {"model": model_hash or model, "dtype": dtype, "limit": config.get("limit")}
     if parts := model_parts(editing):
         identity["model_parts"] = parts

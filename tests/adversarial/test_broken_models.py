@@ -59,7 +59,14 @@ def breaking_edit(model_path: str, kind: str) -> Delta:
             "radii": torch.tensor([1e10]),
             "index": torch.tensor([0]),
         }
-        settings = {"module": name, "replacement": "replace_all", "query": "prefill", "num_edits": 1, "labels": [[1]]}
+        settings = {
+            "module": name,
+            "replacement": "replace_all",
+            "query": "prefill",
+            "num_before": 0,
+            "num_edits": 1,
+            "labels": [[1]],
+        }
         return Delta(hook_edit=HookEdit("codebook", tensors, settings))
     size = 30_000.0 if kind == "half precision" else LARGE
     return Delta(dense={f"{name}.weight": torch.full_like(module.weight, size).detach()})

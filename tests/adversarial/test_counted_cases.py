@@ -20,8 +20,8 @@ from scripted import ScriptedLM, StreamLM
 from task_managers import task_manager
 from task_runs import run
 
+from lm_edit import load_cases, load_results
 from lm_edit.cli.main import main
-from lm_edit.results import load_cases, load_results
 
 
 class Classifier(LM):

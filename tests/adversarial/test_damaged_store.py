@@ -29,7 +29,7 @@ from judges.base import Item
 from judges.model.verdict_store import VerdictStore
 from lm_edit.cli.main import main
 
-DESCRIPTION = Description(what="test", model="m", code="c", inputs={"a": [1, "x"]})
+DESCRIPTION = Description(what="test", model={"weights": "m"}, code="c", inputs={"a": [1, "x"]})
 
 
 def small_delta() -> Delta:

@@ -16,7 +16,7 @@ from mutations import mutate
 from result_files import change, scripted_results, write_run
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.results import load_cases, load_documents, load_results
+from lm_edit import load_cases, load_documents, load_results
 from lm_edit.results import repository as repository_module
 from lm_edit.results.check import check_results
 from lm_edit.results.merge import merge_results

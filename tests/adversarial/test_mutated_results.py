@@ -19,7 +19,7 @@ from real_runs import RealRuns, result_file
 from result_readers import READERS, SLOW_READERS, Reader
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.results import load_documents, load_results
+from lm_edit import load_documents, load_results
 from lm_edit.results.check import check_results
 
 DELETED = "<deleted>"

@@ -25,7 +25,7 @@ from lm_eval.__main__ import cli_evaluate
 from paths import RECORDS, ROOT
 
 from edit_hooks.utils.json_io import read_json
-from lm_edit.results import load_results
+from lm_edit import load_results
 from lm_edit.sweeps.checks import check_plan
 from lm_edit.sweeps.plan import load_plan
 from lm_edit.sweeps.runs import Outcome, command_of, execute, is_locked, prepare

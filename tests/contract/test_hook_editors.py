@@ -6,7 +6,6 @@ The checks of every editor are in ``edit_hooks.contract``.
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 import pytest
 import torch
@@ -20,11 +19,9 @@ from edit_hooks.answers import ScoredContinuation
 from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, save_tiny
-from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.inference.items import Limits
 from edit_hooks.inference.reference import generate_reference, score_reference
 from edit_hooks.inference.scoring import score
-from edit_hooks.memory.steps import NUM_BEFORE, NUM_EDITS
 
 HOOK_EDITORS = [name for name in EDITORS if "hooks" in editor_class(name).writes]
 each_editor = pytest.mark.parametrize("editor", HOOK_EDITORS)
@@ -169,29 +166,6 @@ def test_edits_that_do_not_go_on_from_one_another_are_refused(editor):
         with pytest.raises(EditingError, match="do not go on from one another"), edited(model, *wrong):
             pass
     assert_same_state(before, snapshot(model, tokenizer))
-
-
-@each_editor
-def test_edits_of_earlier_releases_are_put_together_and_continued(editor):
-    """They did not record how many edits were before them."""
-    model, tokenizer = loaded("llama")
-    steps = stream_of(editor, model, tokenizer, EDIT_REQUESTS[:2])
-    old = [replace(step, hook_edit=without_numbers(step.hook_edit)) for step in steps]
-    total = Delta.summed(steps).hook_edit
-    for some in (old, [old[0], steps[1]], [steps[0], old[1]]):
-        again = Delta.summed(some).hook_edit
-        assert all(torch.equal(again.tensors[name], tensor) for name, tensor in total.tensors.items())
-    (third,) = make(editor).edit(model, tokenizer, EDIT_REQUESTS[2:3], history=old)
-    (same,) = make(editor).edit(model, tokenizer, EDIT_REQUESTS[2:3], history=steps)
-    assert all(torch.equal(third.hook_edit.tensors[name], value) for name, value in same.hook_edit.tensors.items())
-    Delta.summed([*old, third])
-
-
-def without_numbers(hook_edit: HookEdit) -> HookEdit:
-    """A hook edit as an earlier release made it; of these settings a side memory alone had ``num_edits``."""
-    new = {NUM_BEFORE} if hook_edit.kind == "side_memory" else {NUM_BEFORE, NUM_EDITS}
-    settings = {name: value for name, value in hook_edit.settings.items() if name not in new}
-    return HookEdit(hook_edit.kind, hook_edit.tensors, settings)
 
 
 # -- through edited_hf -----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from lm_edit.results import CaseDocument, Question, SavedResponse
+from lm_edit import CaseDocument, Question, SavedResponse
 
 COMMON: dict[str, Any] = {
     "file": "results_1.json",

@@ -19,8 +19,8 @@ from edit_hooks.base.registry import editor_class
 from edit_hooks.contract.subject import contract_settings
 from edit_hooks.deltas.delta import HEADER_CHECKSUM
 from edit_hooks.deltas.saved import save_edits
-from edit_hooks.modeling.fingerprint import tensor_checksum
 from edit_hooks.modeling.identity import model_identity
+from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.utils.hashing import key_of
 
 # Name of a saved edit -> family of its model, editor, and number of steps of a stream that are summed.
@@ -81,7 +81,7 @@ class Forgery(NamedTuple):
 
     def _checksum(self, header: dict[str, str]) -> str:
         try:
-            sums = {name: [list(t.shape), str(t.dtype), tensor_checksum(t)] for name, t in self.tensors.items()}
+            sums = {name: tensor_digest(tensor) for name, tensor in self.tensors.items()}
             settings = {name: json.loads(header[name]) for name in ("hooked", "contexts") if name in header}
             return key_of(sums | settings)
         except (KeyError, ValueError, RecursionError, RuntimeError):  # of what no edit can hold

@@ -70,5 +70,7 @@ def codebook(
         "replacement": "replace_last",
         "query": "prefill",
         "labels": [[number] for number in range(first, first + num_entries)],
+        "num_before": first,
+        "num_edits": first + num_entries,
     }
     return HookEdit("codebook", tensors, settings)

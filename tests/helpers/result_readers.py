@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from judges.model.factory import make_judge
+from lm_edit import load_breakdown, load_cases, load_documents, load_retention
 from lm_edit.leaderboard.site import make_site
-from lm_edit.results import load_breakdown, load_cases, load_documents, load_retention
 from lm_edit.results.exports.options import ExportOptions
 from lm_edit.results.exports.targets import export_results
 from lm_edit.results.merge import merge_results

@@ -55,7 +55,7 @@ class StepEditor(Editor[StepConfig]):
 
     def prepare(self, config: StepConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         recorded = STEP.read_manifest(str(config.artifact))["model"]
-        compare_models(recorded, model, model_identity(model, tokenizer), f"the step in {config.artifact}")
+        compare_models(recorded, model_identity(model, tokenizer), f"the step in {config.artifact}")
 
     def compute(self, job: EditJob[StepConfig]) -> list[Delta]:
         size = STEP.load(str(job.config.artifact))[0]["log_size"].exp()

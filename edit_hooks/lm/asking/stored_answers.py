@@ -59,7 +59,7 @@ class KeptAnswers:
 
     def _part(self, delta: Delta) -> dict[str, Any]:
         """What the answers of a job depend on in its edit: content, and the code of its hooks."""
-        part = {"edit": delta.digest(), "application": self._application}
+        part = {"edit": delta.checksum(), "application": self._application}
         if delta.hook_edit is not None:
             part["hooks"] = code_fingerprint(kind_class(delta.hook_edit.kind).__module__)
         return part

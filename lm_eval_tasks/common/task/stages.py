@@ -142,13 +142,9 @@ class FilteredAnswer:
             return self.final
         if self.position is None:
             return FailedAnswer(NEEDS_EDITED_HF.format(missing="answers at stages of a stream"), is_failure=False)
-        if isinstance(stage, str) and stage != IMMEDIATE:
-            num_cases = self.position.num_cases
-            if num_cases is None:  # an earlier version saved it; right where each case has one edit
-                num_cases = self.position.num_edits
-            if int(stage) > num_cases:
-                reason = f"the stream ended after {num_cases} cases, before checkpoint {stage}"
-                return FailedAnswer(reason, is_failure=False)
+        if isinstance(stage, str) and stage != IMMEDIATE and int(stage) > self.position.num_cases:
+            reason = f"the stream ended after {self.position.num_cases} cases, before checkpoint {stage}"
+            return FailedAnswer(reason, is_failure=False)
         reason = f"the model did not report its answers at stage {stage!r} of the stream"
         return FailedAnswer(reason, is_failure=False)
 

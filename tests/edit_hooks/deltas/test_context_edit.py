@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from edit_hooks.deltas.context_edit import ContextEdit, ContextPrompt, format_demonstration
+import json
+
+import pytest
+
+from edit_hooks.deltas.context_edit import ContextEdit, ContextPrompt, MemoryModels, format_demonstration
 from edit_hooks.prompt_context import fact_line
 
 FACT = ContextEdit("Port Elna is the capital of", "Dravonia", demonstrations=("one", "two", "three"))
@@ -30,8 +34,7 @@ def test_a_question_with_a_fact_of_its_own_follows_the_demonstrations():
     assert (prompt.num_facts(question), prompt.num_facts("Which country?")) == (0, 1)
 
 
-def test_saved_names_are_those_of_the_first_release():
-    record = ContextEdit("a", "b", include_fact=False, min_similarity=0.5).to_dict()
-    assert record["states_fact"] is False and record["min_likeness"] == 0.5
-    assert "include_fact" not in record and "min_similarity" not in record
-    assert ContextEdit.from_dict(record) == ContextEdit("a", "b", include_fact=False, min_similarity=0.5)
+@pytest.mark.parametrize("memory", [None, MemoryModels("folder", "digest")])
+def test_a_round_trip_through_json(memory: MemoryModels | None) -> None:
+    context = ContextEdit("a", "b", ("c",), include_fact=False, min_similarity=0.5, rounds=3, memory=memory)
+    assert ContextEdit.from_dict(json.loads(json.dumps(context.to_dict()))) == context

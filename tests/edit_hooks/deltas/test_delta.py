@@ -12,6 +12,8 @@ from safetensors.torch import save_file
 
 from edit_hooks import Delta, EditingError, Factor
 from edit_hooks.deltas.context_edit import ContextEdit
+from edit_hooks.deltas.delta import HEADER_CHECKSUM
+from edit_hooks.utils.hashing import key_of
 
 FACT = ContextEdit("Port Elna is the capital of", "Dravonia", demonstrations=("a", "b"), min_similarity=0.5)
 
@@ -28,11 +30,12 @@ def full_delta(model) -> Delta:
 
 
 def rewrite_header(path, **changes):
-    """Write a saved edit again with other header entries."""
+    """Write a saved edit again with other header entries, and with the checksum of the header unless that is given."""
     with safe_open(path, framework="pt") as file:
-        header = {**file.metadata(), **changes}
+        header = {name: value for name, value in {**file.metadata(), **changes}.items() if value is not None}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    save_file(tensors, path, {name: value for name, value in header.items() if value is not None})
+    content = {name: value for name, value in header.items() if name != HEADER_CHECKSUM}
+    save_file(tensors, path, header if HEADER_CHECKSUM in changes else {**content, HEADER_CHECKSUM: key_of(content)})
 
 
 def test_every_part_survives_the_round_trip(tiny_model, tmp_path):
@@ -51,10 +54,9 @@ def test_every_part_survives_the_round_trip(tiny_model, tmp_path):
         assert torch.equal(again.weights()[name], update)
 
 
-@pytest.mark.parametrize("identity", [Delta.checksum, Delta.digest], ids=lambda identity: identity.__name__)
-def test_checksum_and_digest_cover_every_part_of_the_effect(identity, tiny_model):
+def test_the_checksum_covers_every_part_of_the_effect(tiny_model):
     model = tiny_model("gpt2")
-    base = identity(full_delta(model))
+    base = full_delta(model).checksum()
     changed = [full_delta(model) for _ in range(6)]
     name = rewrite_name(model)
     changed[0].factors[name] = changed[0].factors[name]._replace(left=changed[0].factors[name].left + 1)
@@ -63,10 +65,10 @@ def test_checksum_and_digest_cover_every_part_of_the_effect(identity, tiny_model
     changed[3].hook_edit.settings["replacement"] = "replace_all"
     changed[4].contexts = (ContextEdit("Port Elna is the capital of", "Peru"),)
     changed[5].stream_state["keys"] = torch.zeros(2, 3)
-    assert len({base, *map(identity, changed)}) == 7
+    assert len({base, *(delta.checksum() for delta in changed)}) == 7
     same = full_delta(model)
     same.meta, same.diagnostics = {}, {}
-    assert identity(same) == base
+    assert same.checksum() == base
 
 
 def test_parts_are_named_and_separated(tiny_model):
@@ -127,14 +129,14 @@ def test_values_that_are_not_finite_are_found_in_every_part(tiny_model):
     ("changes", "message"),
     [
         ({"format": "another/1"}, "is not a saved edit"),
-        ({"meta": "{"}, "is damaged"),
-        ({"meta": None}, "is damaged"),
-        ({"hooked": json.dumps({"kind": "codebook", "settings": {}, "tensors": {}})}, "is damaged"),
-        ({"hooked": json.dumps({"settings": {}})}, "is damaged"),
-        ({"contexts": json.dumps([{"prompt": "a"}])}, "is damaged"),
-        ({"transposed": "[]"}, "checksum of the header differs"),
-        ({"checksum": "0"}, "checksum of the header differs"),
-        ({"checksum": "0", "header_checksum": None}, "checksum differs"),
+        ({"meta": "{"}, "cannot be used: meta, column 2: not valid JSON"),
+        ({"meta": None}, "its header has no 'meta'"),
+        ({"hooked": json.dumps({"kind": "codebook", "settings": {}, "tensors": {}})}, "the unknown field 'tensors'"),
+        ({"hooked": json.dumps({"settings": {}})}, "hooked lacks 'kind'"),
+        ({"contexts": json.dumps([{"prompt": "a"}])}, r"contexts\[0\] lacks 'demonstrations'"),
+        ({"checksum": "0"}, r"is damaged \(checksum differs"),
+        ({"header_checksum": "0"}, "checksum of the header differs"),
+        ({"header_checksum": None}, "checksum of the header differs"),
     ],
 )
 def test_damaged_files_are_refused_in_one_sentence(changes, message, tiny_model, tmp_path):

@@ -34,9 +34,10 @@ def database(model, ids: torch.Tensor) -> Database:
     return Database(clusters, {number: [adapter(model, number)] for number in range(len(ids))}, len(ids))
 
 
-def hook_edit_of(model, content: Database, changed: set[int]) -> HookEdit:
+def hook_edit_of(model, content: Database, changed: set[int], num_before: int = 0) -> HookEdit:
     query, target = modules(model)
-    return content.to_hook_edit({"module": query, "targets": [target]}, changed)
+    settings = {"module": query, "targets": [target], "query_token": "last_prompt", "num_before": num_before}
+    return content.to_hook_edit(settings, changed)
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "llama"])
@@ -77,7 +78,7 @@ def test_adapters_without_a_point_are_dropped_from_the_sum_of_steps(tiny_model):
     content = database(model, IDS)
     first = hook_edit_of(model, content, {0, 1})
     content.clusters = content.clusters[1:]
-    combined = HookEdit.combine([first, hook_edit_of(model, content, {2})])
+    combined = HookEdit.combine([first, hook_edit_of(model, content, {2}, num_before=3)])
     assert sorted(Database.from_hook_edit(combined).adapters) == [1, 2]
     other = hook_edit_of(model, content, {2})
     other.settings["targets"] = ["elsewhere"]

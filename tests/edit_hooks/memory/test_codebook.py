@@ -44,7 +44,7 @@ def test_the_nearest_key_decides_and_its_own_radius_counts(tiny_model):
 def test_later_steps_replace_entries_and_add_new_ones(tiny_model):
     model = tiny_model("llama")
     first, second = codebook(model, num_entries=2), codebook(model, num_entries=2, first=1, seed=1)
-    second.settings["labels"] = [[7], [8]]
+    second.settings |= {"labels": [[7], [8]], "num_before": 2}
     book = HookEdit.combine([first, second])
     assert book.tensors["index"].tolist() == [0, 1, 2] and book.settings["labels"] == [[0], [7], [8]]
     assert torch.equal(book.tensors["values"][0], first.tensors["values"][0])

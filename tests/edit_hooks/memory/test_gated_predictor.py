@@ -29,7 +29,7 @@ def predictor_edit(model, bias: float = ALWAYS, seed: int = 0, name: str | None 
         torch.randn(width_out, width_in, generator=generator),
         torch.randn(width_out, generator=generator),
     )
-    settings = {"module": name, "threshold": 0.5, "query": "prefill", **settings}
+    settings = {"module": name, "threshold": 0.5, "query": "prefill", "num_before": 0, "num_edits": 1, **settings}
     return HookEdit(KIND, tensors._asdict(), settings)
 
 
@@ -147,9 +147,9 @@ def test_a_pass_that_continues_a_foreign_cache_is_unedited(tiny_model):
 
 def test_the_last_step_of_a_stream_is_its_edit(tiny_model):
     model = tiny_model("llama")
-    steps = [predictor_edit(model, seed=seed) for seed in (0, 1, 2)]
+    steps = [predictor_edit(model, seed=seed, num_before=seed, num_edits=seed + 1) for seed in (0, 1, 2)]
     total = HookEdit.combine(steps)
-    assert total.tensors is steps[-1].tensors and total.settings == steps[-1].settings
+    assert total.tensors is steps[-1].tensors and total.settings == {**steps[-1].settings, "num_before": 0}
 
 
 def test_a_predictor_of_another_width_is_refused(tiny_model):

@@ -28,6 +28,7 @@ def settings(model) -> dict:
         "activation": None,
         "decide": "prompt",
         "max_over": None,
+        "num_before": 0,
     }
 
 

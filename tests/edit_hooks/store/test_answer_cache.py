@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,15 +83,3 @@ def test_a_killed_run_loses_the_last_seconds_only(tmp_path: Path, monkeypatch: p
         finished([1], [upper("b")])
 
     AnswerCache(tmp_path, {}).get(items, [{}, {}], compute)
-
-
-def test_a_file_of_an_earlier_version_stays_in_use(tmp_path: Path) -> None:
-    """The table is that of release 0.1.0; its rows have other keys and are left alone."""
-    with contextlib.closing(sqlite3.connect(tmp_path / "answers.sqlite")) as connection, connection:
-        connection.execute("CREATE TABLE answers (key TEXT PRIMARY KEY, answer TEXT, checksum TEXT)")
-        connection.execute("INSERT INTO answers VALUES ('old', '{}', 'sum')")
-    Model().ask(AnswerCache(tmp_path, {"model": "m"}), "a")
-    assert AnswerCache(tmp_path, {"model": "m"}).get([Item("a")], [{}], refuse) == [upper("a")]
-    with contextlib.closing(sqlite3.connect(tmp_path / "answers.sqlite")) as connection:
-        assert connection.execute("SELECT count(*) FROM answers").fetchone() == (2,)
-    assert not list(tmp_path.glob("*.damaged*"))

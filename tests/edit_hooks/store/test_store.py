@@ -13,7 +13,7 @@ from edit_hooks.store.store import Description, Store, sizes_outside_store
 
 
 def description(**inputs: object) -> Description:
-    return Description(what="test", model="m", code="c", inputs=inputs)
+    return Description(what="test", model={"weights": "m"}, code="c", inputs=inputs)
 
 
 def delta(value: float) -> Delta:
@@ -28,7 +28,7 @@ def test_results_are_stored_by_their_description(tmp_path: Path, monkeypatch: py
     stored = store.load_delta(description(a=1))
     assert stored is not None and stored.checksum() == delta(2.0).checksum()
     assert store.load_json("kind", description(a=1)) == {"x": [1.5, None]}
-    others = [description(a=2), Description(what="test", model="m", code="d", inputs={"a": 1})]
+    others = [description(a=2), Description(what="test", model={"weights": "m"}, code="d", inputs={"a": 1})]
     assert [store.load_delta(other) for other in others] == [None, None]
     monkeypatch.setenv("HOME", str(tmp_path.parent))
     assert Store(f"~/{tmp_path.name}").load_json("kind", description(a=1)) is not None

@@ -13,6 +13,7 @@ from command_line import printed_lines
 from edit_hooks import Delta
 from edit_hooks.answers import GeneratedText
 from edit_hooks.store.answer_cache import AnswerCache
+from edit_hooks.store.layout import mark
 from edit_hooks.store.store import Description, Store
 from lm_edit.cli.main import main
 
@@ -26,7 +27,7 @@ class Item:
 def store(tmp_path):
     """A store with one file of each kind, and a file that another process is writing."""
     store = Store(tmp_path / "store")
-    description = Description(what="test", model="m", code="c", inputs={"number": 1})
+    description = Description(what="test", model={"weights": "m"}, code="c", inputs={"number": 1})
     store.save_delta(description, Delta())
     store.save_json("verdicts", description, {"label": "yes"})
     answer = GeneratedText(raw="b", token_ids=(1,))
@@ -70,22 +71,15 @@ def test_other_files_are_never_removed(store, marked, capsys):
         (store.root / name).parent.mkdir(parents=True, exist_ok=True)
         (store.root / name).write_text("precious")
     arguments = ["cache", "prune", "--max-size", "0", "--store", str(store.root)]
-    if not marked:  # as release 0.1.0 left it
+    if not marked:
         (store.root / ".lm-edit-store").unlink()
-        assert main(arguments) == 2 and len(store.size()) == 3
-        printed = capsys.readouterr()
-        assert "3 files would be removed" in printed.out and printed.out.count("would remove") == 3
-        assert "nothing was removed" in printed.err and "--force" in printed.err
-        arguments.append("--force")
+        before = sorted(store.root.rglob("*"))
+        assert main(arguments) == 2 and "has no marker .lm-edit-store" in capsys.readouterr().err
+        assert sorted(store.root.rglob("*")) == before and not store.size()
+        return
     assert main([*arguments, "--dry-run"]) == 0 and len(store.size()) == 3
     assert main(arguments) == 0 and not store.size()
     assert all((store.root / name).read_text() == "precious" for name in FOREIGN)
-
-
-def test_a_store_of_release_0_1_0_is_recognized(store):
-    (store.root / ".lm-edit-store").unlink()
-    (store.root / "deltas" / ".half.safetensors.tmp").unlink()
-    assert main(["cache", "prune", "--max-size", "0", "--store", str(store.root)]) == 0 and not store.size()
 
 
 @pytest.mark.parametrize("content", [b"", b"no database", None])
@@ -94,11 +88,11 @@ def test_a_file_that_only_has_the_name_of_the_answers_stays(tmp_path, content):
     if content is None:
         with contextlib.closing(sqlite3.connect(path)) as connection, connection:
             connection.execute("CREATE TABLE answers_of_the_quiz (text)")
-        Store(tmp_path).save_json("kind", Description(what="w", model="m", code="c", inputs={}), 1)  # even if marked
+        mark(tmp_path)
     else:
         path.write_bytes(content)
     before = path.read_bytes()
-    main(["cache", "prune", "--max-size", "0", "--store", str(tmp_path), "--force"])
+    main(["cache", "prune", "--max-size", "0", "--store", str(tmp_path)])
     assert path.read_bytes() == before
 
 
@@ -110,9 +104,8 @@ def test_links_are_not_followed(store, tmp_path):
     (other.root / "deltas" / delta.parent.name).symlink_to(delta.parent)
     (other.root / "json").symlink_to(store.root / "json")
     (other.root / "answers.sqlite").symlink_to(store.root / "answers.sqlite")
-    assert (
-        other.size() == {} and main(["cache", "prune", "--max-size", "0", "--store", str(other.root), "--force"]) == 0
-    )
+    mark(other.root)
+    assert other.size() == {} and main(["cache", "prune", "--max-size", "0", "--store", str(other.root)]) == 0
     assert len(store.size()) == 3
 
 

@@ -12,12 +12,12 @@ from result_rows import frame, row
 
 import lm_edit.results
 from edit_hooks import EditingError
+from lm_edit import CaseDocument, Question, SavedResponse
 from lm_edit.figures.case_answers import draw
 from lm_edit.figures.needs import Options
 from lm_edit.figures.registry import all_figures
 from lm_edit.figures.spec import FigureSpec
 from lm_edit.figures.tables import as_csv, as_markdown, write_table
-from lm_edit.results import CaseDocument, Question, SavedResponse
 
 EDIT = {"prompt": "{} is the capital of", "subject": "Paris", "target_new": "Japan", "target_true": "France"}
 RUNS = {"a": "rome", "b": "ft_m"}

@@ -15,9 +15,9 @@ from result_rows import frame, row
 import lm_edit.results
 from edit_hooks import EditingError, load_editor
 from edit_hooks.in_context.combined import EditorWithContext
+from lm_edit import load_results
 from lm_edit.figures import bird_weights, evk_align, evk_glue
 from lm_edit.figures.needs import Options
-from lm_edit.results import load_results
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")
 from drawn import bars, categories, lines

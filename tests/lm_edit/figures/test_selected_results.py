@@ -17,11 +17,11 @@ from scripted import ScriptedLM, StreamLM
 from task_runs import run
 
 from edit_hooks import EditingError
+from lm_edit import load_results
 from lm_edit.figures.charts import Chart
 from lm_edit.figures.inputs import Inputs
 from lm_edit.figures.needs import Options
 from lm_edit.figures.registry import find_figure
-from lm_edit.results import load_results
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")
 

@@ -17,11 +17,11 @@ from task_runs import run
 
 import lm_edit.results
 from edit_hooks import EditingError
+from lm_edit import CaseDocument, Question, SavedResponse, load_documents
 from lm_edit.figures import thinkedit_graph, thinkedit_steps
 from lm_edit.figures.inputs import Inputs
 from lm_edit.figures.needs import Options
 from lm_edit.figures.thinkedit_paths import ACTIVE, HALF, read_paths
-from lm_edit.results import CaseDocument, Question, SavedResponse, load_documents
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")
 from drawn import texts

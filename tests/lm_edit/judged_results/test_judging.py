@@ -21,10 +21,10 @@ from task_runs import run
 from wild_answers import wild_texts
 
 from edit_hooks.utils.files import sha256_of
+from lm_edit import load_cases, load_results
 from lm_edit.cli.main import main
 from lm_edit.judged_results import writing
 from lm_edit.judged_results.judging import Judging
-from lm_edit.results import load_cases, load_results
 from lm_edit.results.check import check_results
 from lm_edit.results.merge import merge_results
 from lm_edit.results.provenance import JUDGED_LATER

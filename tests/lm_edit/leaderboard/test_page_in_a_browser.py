@@ -21,10 +21,10 @@ from board_frames import document, frames
 from chromium import Visits, chromium, needs_chromium
 from playwright.sync_api import expect
 
+from lm_edit import CaseDocument, Question, SavedResponse
 from lm_edit.leaderboard.cases import collect_cases
 from lm_edit.leaderboard.render_html import render_html
 from lm_edit.leaderboard.table import build_board
-from lm_edit.results import CaseDocument, Question, SavedResponse
 
 pytestmark = needs_chromium
 

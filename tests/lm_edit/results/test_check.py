@@ -11,7 +11,7 @@ import pytest
 from result_files import change, write_run
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.results import load_cases, load_documents, load_results
+from lm_edit import load_cases, load_results
 from lm_edit.results.check import check_results
 from lm_edit.results.merge import merge_results
 
@@ -98,24 +98,6 @@ def test_missing_samples_are_an_error_unless_allowed(tmp_path: Path) -> None:
         load_cases(path)
     cases = load_cases(path, require_samples=False)
     assert cases.empty and cases.attrs["without_samples"] == [{"file": str(path), "task": "bake_es"}]
-
-
-def test_release_0_1(tmp_path: Path) -> None:
-    """Results of release 0.1.0 are read; the answers in its samples are refused with a remedy."""
-    path = write_run(tmp_path, model_identity=None, model_fingerprint="ef" * 32, settings_origin=None)
-    for name in ("editor_writes", "versions"):
-        change(path, lambda content, name=name: content["config"]["edited_hf"].pop(name))
-    change(path, lambda content: [content["configs"]["bake_es"].pop(key) for key in ("settings", "other_metrics")])
-    row = load_results(path).iloc[0]
-    assert (row["model_hash"], row["settings_origin"], row["context_editor"]) == ("ef" * 32, "", False)
-
-    def as_saved_then(lines: list[str]) -> list[str]:
-        return [json.dumps(json.loads(line) | {"resps": [["{'logprob': -1.0}"]] * 9}) for line in lines]
-
-    edited_lines(path, as_saved_then)
-    assert len(load_cases(path))
-    with pytest.raises(EditingError, match=r"saved by release 0\.1\.0"):
-        list(load_documents(path))
 
 
 @pytest.mark.parametrize(

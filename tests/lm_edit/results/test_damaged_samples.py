@@ -14,7 +14,7 @@ from command_line import run_verb
 from real_runs import RealRuns, result_file
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.results import load_cases, load_documents
+from lm_edit import load_cases, load_documents
 from lm_edit.results.check import check_results
 from lm_edit.results.exports.options import ExportOptions
 from lm_edit.results.exports.targets import export_results

@@ -21,7 +21,7 @@ from result_files import change, judged_run, scripted_results, write_run
 
 from edit_hooks.answers import StateSimilarity
 from edit_hooks.utils.errors import EditingError
-from lm_edit.results import load_cases, load_results
+from lm_edit import load_cases, load_results
 from lm_edit.results.exports.options import ExportOptions
 from lm_edit.results.exports.targets import TARGETS, export_results
 

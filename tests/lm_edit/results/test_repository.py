@@ -10,7 +10,7 @@ import pytest
 from result_files import change, write_run
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.results import load_cases, load_results
+from lm_edit import load_cases, load_results
 from lm_edit.results.check import check_results
 from lm_edit.results.repository import MARKER, MESSAGE, submit
 
@@ -65,7 +65,7 @@ def test_stock_models_keep_their_identity_without_their_folders(tmp_path: Path) 
     "arguments", [{"pretrained": "org/a", "token": "hf_SECRET"}, "pretrained=org/a,token=hf_SECRET"]
 )
 def test_no_token_is_submitted(arguments: Any, tmp_path: Path) -> None:
-    """Files of other model classes, and of earlier versions, may have one."""
+    """Files of other model classes may have one."""
     path = write_run(tmp_path / "run", stock=True, model_args=arguments)
     change(path, lambda content: content["configs"]["bake_es"]["metadata"].update(token="hf_SECRET"))
     assert "SECRET" in path.read_text(encoding="utf-8")

@@ -236,9 +236,3 @@ def test_missing_files_and_folders_without_samples_are_errors(tmp_path: Path) ->
 )
 def test_saved_responses_are_typed_answers_or_plain_texts(saved: str, expected: Any) -> None:
     assert read_saved_response(saved) == expected
-
-
-@pytest.mark.parametrize("saved", ["{'text': 'Rome', 'token_ids': [1]}", "{'error': 'failed'}", "{'logprob': -1.0}"])
-def test_samples_of_the_first_release_are_refused_with_a_remedy(saved: str) -> None:
-    with pytest.raises(EditingError, match=r"release 0\.1\.0.*again"):
-        read_saved_response(saved)

@@ -16,7 +16,7 @@ from task_runs import run
 
 from edit_hooks.answers import StateSimilarity
 from edit_hooks.utils.errors import EditingError
-from lm_edit.results import SCHEMA_VERSION, load_breakdown, load_cases, load_documents, load_results, load_retention
+from lm_edit import SCHEMA_VERSION, load_breakdown, load_cases, load_documents, load_results, load_retention
 from lm_edit.results.schema import BREAKDOWN_COLUMNS, CASE_COLUMNS, RESULT_COLUMNS, RETENTION_COLUMNS
 from lm_edit.results.show import comparison
 

@@ -26,7 +26,7 @@ from edit_hooks.inference.edit_effects import EditEffects
 from edit_hooks.lm.editing import cost as edit_cost
 from edit_hooks.lm.editing.cost import GIB, MODEL_MEMORY, PEAK_MEMORY, SECONDS, GPUMemory
 from edit_hooks.store.store import Store
-from lm_edit.results import load_documents, load_results
+from lm_edit import load_documents, load_results
 
 MODEL_GIB = 0.5
 STREAM = {"mode": "sequential", "edits": "bake", "data": str(RECORDS / "bake_qa.jsonl"), "edit_batch_size": 1}

@@ -27,7 +27,7 @@ def test_a_question_about_no_edit_is_scored_at_checkpoints_and_at_the_end() -> N
     doc = question_doc("3", [PROBE], {"origin": "neutral"})
     assert (doc["case_id"], doc["edit_requests"], doc["origin"]) == ("3", [], "neutral")
     assert Probe.from_json(doc["probes"][0]) == Probe.from_json(PROBE.to_json())
-    position = StreamPosition(edited=True, step=None, num_edits=5, cases_before=0)
+    position = StreamPosition(edited=True, step=None, num_edits=5, cases_before=0, num_cases=5)
     stages = StreamStages(immediate=True, checkpoints=(2,))
     assert not position.not_in_stream
     assert [stages.applies_to(stage, position) for stage in stages.columns] == [False, True]
