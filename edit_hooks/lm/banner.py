@@ -7,7 +7,7 @@ from typing import Any
 from edit_hooks.assets.demo_name import DEMO_NAME
 from edit_hooks.deltas.export import holds_edits
 from edit_hooks.lm.options.editing import EditingOptions
-from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.logs import BANNER, get_logger
 
 log = get_logger("lm_eval.edited_hf")
 
@@ -15,7 +15,7 @@ log = get_logger("lm_eval.edited_hf")
 def log_banner(options: EditingOptions, editor: str, pretrained: Any, is_demo: bool, data: str | None) -> None:
     """Log the lines of :func:`banner_lines`, and a warning about a checkpoint that has edits in it already."""
     for line in banner_lines(options, editor, pretrained, is_demo, data):
-        log.warning(line) if is_demo else log.info(line)
+        log.warning(line, extra=BANNER) if is_demo else log.info(line)
     if (text := about_edits_in(pretrained, options.mode)) is not None:
         log.warning(text)
 

@@ -1,12 +1,16 @@
-"""Loggers whose lines are safe to print."""
+"""Loggers whose lines are safe to print, and the warnings of a run for the end of its output."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 
 from edit_hooks.utils.printable import printable
+
+# Passed as `extra` with a line that describes a run and is a warning only so that every verbosity shows it.
+BANNER = {"is_banner": True}
 
 
 class _Printable(logging.Filter):
@@ -14,12 +18,34 @@ class _Printable(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = printable(record.getMessage()), ()
-        return True
+        if record.levelno < logging.WARNING or getattr(record, "is_banner", False):
+            return True
+        with _warning:
+            for counts in _runs:
+                counts[record.msg] = counts.get(record.msg, 0) + 1
+            return not _runs or _runs[-1][record.msg] == 1
 
 
 _PRINTABLE = _Printable()
 _warned: set[Hashable] = set()
+_runs: list[dict[str, int]] = []
 _warning = threading.Lock()
+
+
+@contextlib.contextmanager
+def counted_warnings() -> Iterator[dict[str, int]]:
+    """Scope of a run: warning -> how often it was given; the log has each once.
+
+    Only lines of our own loggers count.
+    """
+    counts: dict[str, int] = {}
+    with _warning:
+        _runs.append(counts)
+    try:
+        yield counts
+    finally:
+        with _warning:
+            _runs.remove(counts)
 
 
 def get_logger(name: str) -> logging.Logger:

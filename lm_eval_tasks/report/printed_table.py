@@ -79,7 +79,7 @@ def left_out_note(results: Mapping[str, Any]) -> str:
 
 def _left_out_columns(results: Mapping[str, Any]) -> Iterator[str]:
     if number := num_left_out(results, printed_columns(results)):
-        yield f"{number} further columns are in the result file; {VARIABLE}={ALL} prints them."
+        yield f"{number} further columns: --output_path DIR saves all of them, {VARIABLE}={ALL} prints them."
 
 
 def _asked(results: Mapping[str, Any]) -> str:

@@ -15,6 +15,9 @@ from lm_eval_tasks.startup.saving import save_or_fail
 _to_compare: list[tuple[Any, Any]] = []
 # Its `gen_kwargs`.
 _generation_settings: list[Any] = []
+# Date and warnings of the last run, which its table repeats. Not part of the results: they name folders and the state
+# of the store, so the same run would have other files when it is repeated.
+_warnings_of: list[tuple[Any, dict[str, int]]] = []
 
 
 def _add_anomalies(evaluator: ModuleType) -> None:
@@ -34,8 +37,11 @@ def _add_anomalies(evaluator: ModuleType) -> None:
                 _to_compare.append((given.get("model_args"), getattr(manager, "metadata", None)))
         if given.get("gen_kwargs"):
             _generation_settings.append(given["gen_kwargs"])
+        from edit_hooks.utils.logs import counted_warnings
+
         try:
-            results = original(*args, **kwargs)
+            with counted_warnings() as warnings:
+                results = original(*args, **kwargs)
         finally:
             _to_compare.clear()
             _generation_settings.clear()
@@ -46,6 +52,7 @@ def _add_anomalies(evaluator: ModuleType) -> None:
 
             add_anomalies(results)
             name_run_folder(tracker, results)
+            _warnings_of[:] = [(results.get("date"), warnings)]
         return results
 
     vars(simple_evaluate)["_lm_eval_editing"] = True
@@ -128,6 +135,15 @@ def extend_evaluator(evaluator: ModuleType) -> None:
     _compare_with_unedited(evaluator)
 
 
+def warnings_note(results: Any) -> str:
+    """The warnings of the run, once each; empty for results of files."""
+    date, warnings = _warnings_of[-1] if _warnings_of else (None, {})
+    if not warnings or date is None or results.get("date") != date:
+        return ""
+    lines = [text + (f" ({number} times)" if number > 1 else "") for text, number in warnings.items()]
+    return "".join(f"\nWarning: {line}" for line in lines)
+
+
 def shorten_table(utils: ModuleType) -> None:
     """Let ``make_table`` print the scores of editing tasks, and below its last table what was left out and anomalies.
 
@@ -145,7 +161,7 @@ def shorten_table(utils: ModuleType) -> None:
 
             shown = shown_results(result_dict, column)
             is_last = column != "results" or "groups" not in result_dict
-            note = left_out_note(result_dict) + table_note(result_dict) if is_last else ""
+            note = left_out_note(result_dict) + table_note(result_dict) + warnings_note(result_dict) if is_last else ""
         except Exception as error:
             report("could not shorten the table of results", error)
             shown, note = result_dict, ""

@@ -16,6 +16,7 @@ from scripted import StreamLM
 from task_runs import run
 
 import lm_eval_editing_autoload
+from edit_hooks.utils.logs import BANNER, get_logger
 from lm_eval_tasks.report.anomalies import find_anomalies
 
 lm_eval_editing_autoload.install()  # as the .pth file does in an installed environment
@@ -207,3 +208,35 @@ def test_both_conditions_are_needed(efficacy, unchanged, expected) -> None:
     }
     results = {"config": {"edited_hf": run_info}, "results": {"a": efficacy, "b": unchanged}, "configs": configs}
     assert [anomaly["kind"] for anomaly in find_anomalies(results)] == expected
+
+
+# --- warnings of the run --------------------------------------------------------------------------------------------
+
+
+class WarningStream(ReportingStream):
+    """Logs lines while it answers, as an editor does whose optimization ends early."""
+
+    log = get_logger("lm_eval.edited_hf")
+
+    def loglikelihood(self, requests: Any, *args: Any, **kwargs: Any) -> Any:
+        for _ in range(3):
+            self.log.warning("edits ended %s", "early\x1b[2J")
+        self.log.warning("another one")
+        self.log.warning("edited_hf: a model", extra=BANNER)
+        self.log.info("plain")
+        return super().loglikelihood(requests, *args, **kwargs)
+
+
+def test_the_table_ends_with_each_warning_of_its_run_once(tmp_path, caplog) -> None:
+    path = write_jsonl(tmp_path / "bake_qa.jsonl", [bake_record(number) for number in range(2)])
+    model = WarningStream({"0": "11", "1": ".1"})
+    results = run("bake_es", model, {"mode": "sequential", "data": str(path), **FAST})
+    lines = [line for line in make_table(results).split("\n") if line.startswith("Warning: ")]
+    assert lines[:2] == ["Warning: edits ended early\\x1b[2J (3 times)", "Warning: another one"]
+    assert not [line for line in lines if "a model" in line or "plain" in line]
+    logged = [record.message for record in caplog.records]
+    assert [logged.count(text) for text in ("edits ended early\\x1b[2J", "another one")] == [1, 1]
+    assert "Warning: " not in make_table({**results, "date": 1.0}), "results of another run"
+    assert "another one" not in json.dumps(results, default=str), "the file of a repeated run is the same"
+    WarningStream.log.warning("another one")
+    assert [record.message for record in caplog.records].count("another one") == 2, "after the run, each line counts"

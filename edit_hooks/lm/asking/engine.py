@@ -68,7 +68,7 @@ class Engine:
 
     def score(self, jobs: Sequence[tuple[ScoreItem, Delta | None]]) -> list[ScoredContinuation]:
         def compute(jobs: Sequence[tuple[ScoreItem, Delta | None]], finished: Finished) -> list[ScoredContinuation]:
-            with self._progress("Scoring under edits", jobs) as bar:
+            with self._progress("Scoring", jobs) as bar:
                 if self._one_by_one:
                     return reference.score_reference(self._model, jobs, bar.update, finished)
                 return scoring.score(self._model, self._written(jobs), self._limits(), bar.update, finished)
@@ -79,7 +79,7 @@ class Engine:
         model, tokenizer = self._model, self._lm.tokenizer
 
         def compute(jobs: Sequence[tuple[GenerateItem, Delta | None]], finished: Finished) -> list[GeneratedText]:
-            with self._progress("Decoding under edits", jobs) as bar:
+            with self._progress("Decoding", jobs) as bar:
                 if self._one_by_one:
                     return reference.generate_reference(model, tokenizer, jobs, bar.update, finished)
                 return decoding.generate(model, tokenizer, self._written(jobs), self._limits(), bar.update, finished)
@@ -108,8 +108,9 @@ class Engine:
         """Scope in which the unedited states of items are kept, because the edits stay in the weights."""
         return self._states.unedited_kept(self._lm.model, items, self._limits())
 
-    def _progress(self, description: str, jobs: Sequence[object]) -> tqdm[None]:
-        return tqdm(total=len(jobs), desc=description, unit="prompt", disable=self._lm.quiet)
+    def _progress(self, activity: str, jobs: Sequence[tuple[object, Delta | None]]) -> tqdm[None]:
+        under = " under edits" if any(delta is not None for _, delta in jobs) else ""
+        return tqdm(total=len(jobs), desc=activity + under, unit="prompt", disable=self._lm.quiet)
 
     def _written(self, jobs: Sequence[tuple[ItemT, Delta | None]]) -> list[tuple[ItemT, Delta | None]]:
         """With ``answer=patch``, the jobs with edits that are written into the weights."""

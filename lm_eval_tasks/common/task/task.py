@@ -90,6 +90,20 @@ for _name, _function in AGGREGATIONS.items():
 OR_ZERO, ZEROED = "_or_0", "_zeroed"
 
 
+def log_source(benchmark: str, num_cases: int, source: Mapping[str, Any]) -> None:
+    """Log where cases come from and what is unusual about them, once for neighboring tasks that share them."""
+    facts = {**source, "sha256": str(source.get("sha256", ""))[:12]}
+    counted = [f"{name} {value}" for name, value in facts.items() if value and name not in ("data", "records")]
+    line = f"{benchmark}: {num_cases} cases of {source.get('data')} data ({', '.join(counted)})"
+    if line not in _logged:
+        _logged[:] = [line]
+        logger.info(line)
+
+
+# The last line of `log_source`: the tasks of a group are built one after another.
+_logged: list[str] = []
+
+
 class Documents(list[dict[str, Any]]):
     """Documents in memory, with the one attribute of a dataset that lm-eval reads."""
 
@@ -260,7 +274,7 @@ class EditingTask(HarnessTask):
         settings["data"] = loaded.source["data"]
         with_ids = loaded.all_records if CATEGORIES in self.benchmark.declared_settings else ()
         settings["data_source"] = loaded.source | prepare(docs, settings, with_ids)
-        logger.info("%s: %d cases from %s", self.config.task, len(docs), loaded.source)
+        log_source(self.benchmark.name, len(docs), loaded.source)
         self.dataset = {self.config.test_split: docs}
 
     def test_docs(self) -> Documents:

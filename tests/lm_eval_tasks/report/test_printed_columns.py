@@ -99,7 +99,8 @@ def test_groups_print_the_columns_of_their_papers(group: str, printed: str) -> N
 def test_all_columns_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
     results = run("bake_rq")
     listed = [metric["metric"] for metric in build("bake_rq").config.metric_list]
-    note = f"{len(listed) - MAX_COLUMNS} further columns are in the result file; LM_EDIT_TABLE=all prints them."
+    number = len(listed) - MAX_COLUMNS
+    note = f"{number} further columns: --output_path DIR saves all of them, LM_EDIT_TABLE=all prints them."
     assert note in make_table(results).split("\n")
     monkeypatch.setenv("LM_EDIT_TABLE", "all")
     assert {*names(results)} == {*listed} and "LM_EDIT_TABLE" not in make_table(results)
