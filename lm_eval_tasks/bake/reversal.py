@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from edit_hooks.prompt_context import QUESTION_PREFIX, SPACE, fact_line, statement
 from judges.match import alias_match, normalize
 from lm_eval_tasks.bake.benchmark import JUDGE_TEMPLATE, JUDGE_TEMPLATES, BakeCase
+from lm_eval_tasks.bake.reverse_locality import locality_probes, score_reverse_locality
+from lm_eval_tasks.common.asking.documents import of_all_cases
 from lm_eval_tasks.common.asking.probes import CaseAnswers, ProbeAnswers, case_doc
 from lm_eval_tasks.common.records.cases import Question
 from lm_eval_tasks.common.scoring import measures
@@ -17,6 +20,7 @@ from lm_eval_tasks.common.scoring.columns import ALL_CASES, over
 from lm_eval_tasks.common.scoring.measures import Measure, Unscored, mean_over
 from lm_eval_tasks.common.settings import Settings
 from lm_eval_tasks.protocols.likelihood import (
+    GENERATE,
     case_measures,
     case_probes,
     contrast_doc,
@@ -66,10 +70,18 @@ def reversed_statement(case: BakeCase) -> str:
 # ------------------------------------------------------------------------ documents
 
 
-def reverse_qa_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
-    """Document of bake_rq; the published filter needs the unedited model."""
-    questions = [] if case.reverse_qa is None else [case.reverse_qa]
-    return contrast_doc(case, settings, REVERSE_QA, questions, ask="both", ask_generation="edited")
+@of_all_cases
+def reverse_qa_docs(cases: Sequence[BakeCase], settings: Settings) -> Iterator[dict[str, Any]]:
+    """Documents of bake_rq: the reverse question, and those about other objects.
+
+    The published filter needs the unedited model.
+    """
+    generate = GENERATE.read(settings)
+    for case, further in zip(cases, locality_probes(cases, settings), strict=True):
+        questions = [] if case.reverse_qa is None else [case.reverse_qa]
+        own = [contrast_probe(REVERSE_QA, question, "both", generate=generate) for question in questions]
+        probes = [replace(probe, ask_generation="edited") for probe in own]
+        yield case_doc(case, [*probes, *further], generate=generate)
 
 
 def reverse_judge_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
@@ -121,6 +133,11 @@ def score_reverse_qa(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, 
     probes, noun = answers.of_kind(REVERSE_QA), "reverse question"
     scores = contrast_measures(REVERSE_QA, probes, noun)
     return filter_known(scores, probes) | _answer_measures(REVERSE_QA, probes, noun)
+
+
+def score_reverse_questions(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
+    """All measures of bake_rq: those of the reverse question, and RLS."""
+    return score_reverse_qa(doc, answers) | score_reverse_locality(answers)
 
 
 def _answer_measures(prefix: str, probes: Sequence[ProbeAnswers], noun: str) -> dict[str, Measure]:

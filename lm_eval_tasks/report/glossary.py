@@ -20,6 +20,7 @@ QUESTIONS: Mapping[str, str] = {
     "portability_subject_aliasing": "consequences of the edit: the subject under another name",
     "reverse_qa": "the question back from the new object; RQS, RQM",
     "reverse_qa_answer_in_prompt": "the same after the reversed fact with its answer, a control",
+    "reverse_locality": "reverse questions of the same relation about other objects; RLS",
     "reverse_judgment": "the reversed fact as a yes-or-no question; RJS, RJM",
     "edit_score": "the harmonic mean of efficacy, paraphrase and neighborhood; S",
     "edit_score_reverse": "the harmonic mean of these and of the mean of the reverse scores; S of BAKE and BIRD",
