@@ -30,13 +30,13 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.readable import MAX_CELL, MAX_LINE, MAX_ROWS, readable
 from judges import Item, Report, Verdict
 from judges.base import Judged
+from lm_edit import CaseDocument, SavedResponse
+from lm_edit import Question as SavedQuestion
 from lm_edit.leaderboard.table import build_board
-from lm_edit.results import CaseDocument, SavedResponse
-from lm_edit.results import Question as SavedQuestion
 from lm_edit.results.runs import ResultFile
 from lm_eval_tasks import Case, HubFile, Question, Setting, all_benchmarks
 
-PACKAGES = ("edit_hooks", "edit_hooks.training", "judges", "lm_eval_tasks", "lm_edit", "lm_edit.results")
+PACKAGES = ("edit_hooks", "edit_hooks.training", "judges", "lm_eval_tasks", "lm_edit")
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e\n" * 200
 REQUEST = EditRequest(prompt="The capital of {} is" + " very" * 500, subject="France", target_new=HOSTILE)
 TENSOR = torch.zeros(300, 40)

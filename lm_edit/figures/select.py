@@ -1,6 +1,6 @@
 """The rows of results that a figure draws, checked to be comparable.
 
-Rows are those of :func:`lm_edit.results.load_results`.
+Rows are those of :func:`lm_edit.load_results`.
 """
 
 from __future__ import annotations

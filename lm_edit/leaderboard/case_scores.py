@@ -201,7 +201,7 @@ def edit_score(means: Values, factors: Sequence[int]) -> Values:
 
 
 def read_case_scores(rows: pd.DataFrame) -> CaseScores:
-    """Scores of one column of a run, from its rows of :func:`lm_edit.results.load_cases`."""
+    """Scores of one column of a run, from its rows of :func:`lm_edit.load_cases`."""
     rows = rows.sort_values("doc_id")
     documents = tuple(int(document) for document in rows["doc_id"])
     plain = pd.to_numeric(rows["value"], errors="coerce").to_numpy(dtype=np.float64)

@@ -201,10 +201,6 @@ def test_a_saved_edit_finds_its_models_from_any_folder(model_path, artifacts, tm
     assert ask(loaded, PROMPT).token_logprobs == expected.token_logprobs
 
 
-def test_saved_edits_of_other_editors_keep_their_form():
-    assert "memory" not in ContextEdit("a", "b").to_dict()
-
-
 CHAT = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</{{ m['role'] }}>{% endfor %}<assistant>"
 
 

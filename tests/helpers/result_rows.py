@@ -1,4 +1,4 @@
-"""Rows as ``lm_edit.results.load_results`` returns them, made by hand."""
+"""Rows as ``lm_edit.load_results`` returns them, made by hand."""
 
 from __future__ import annotations
 

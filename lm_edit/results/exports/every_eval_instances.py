@@ -34,7 +34,7 @@ class Instances:
         """Yield a record for every scored case of a result.
 
         Args:
-            row: the result, of :func:`lm_edit.results.load_results`, a share of successes.
+            row: the result, of :func:`lm_edit.load_results`, a share of successes.
             result_id: of the aggregate result.
             of_run: ``evaluation_id`` and ``model_id``.
         """

@@ -224,7 +224,7 @@ def test_the_nearest_point_of_a_cluster_gives_the_adapter():
     for request, adapter_id in ((first, 0), (second, 1)):
         alone = Database([database.clusters[0]], {adapter_id: database.adapters[adapter_id]}, 2)
         alone.clusters[0].points = [Point(point.query_Q, adapter_id) for point in database.clusters[0].points]
-        settings = {name: whole.hook_edit.settings[name] for name in ("module", "targets")}
+        settings = {name: whole.hook_edit.settings[name] for name in ("module", "targets", "query_token")}
         lone = Delta(hook_edit=alone.to_hook_edit(settings, {adapter_id}))
         together, apart = (nll(model, tokenizer, request, delta) for delta in (whole, lone))
         assert together == pytest.approx(apart, abs=1e-5)

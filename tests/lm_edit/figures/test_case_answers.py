@@ -10,7 +10,8 @@ import pytest
 from command_line import run_verb
 from result_rows import frame, row
 
-import lm_edit.results
+import lm_edit.results.documents
+import lm_edit.results.tables
 from edit_hooks import EditingError
 from lm_edit import CaseDocument, Question, SavedResponse
 from lm_edit.figures.case_answers import draw
@@ -99,10 +100,10 @@ def test_text_of_a_model_is_escaped(tmp_path: Path) -> None:
 def test_the_verb_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = frame(*(row("rome", task, "reverse_qa_prob", 0.5, file="r.json") for task in ("bake_rq", "bake_s")))
     (run,) = set(rows["run"])
-    monkeypatch.setattr(lm_edit.results, "load_results", lambda paths: rows)
+    monkeypatch.setattr(lm_edit.results.tables, "load_results", lambda paths: rows)
     asked = [document(run, {"rq": text_of(" Paris")}), document(run, {"rq": text_of("?")}, task="bake_s")]
     monkeypatch.setattr(
-        lm_edit.results,
+        lm_edit.results.documents,
         "load_documents",
         lambda paths, places: (one for one in asked if (one.file, one.task) in places),
     )

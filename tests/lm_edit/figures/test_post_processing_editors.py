@@ -12,7 +12,7 @@ from model_shapes import MODELS, model_like
 from result_files import scripted_results, write_run
 from result_rows import frame, row
 
-import lm_edit.results
+import lm_edit.results.tables
 from edit_hooks import EditingError, load_editor
 from edit_hooks.in_context.combined import EditorWithContext
 from lm_edit import load_results
@@ -126,7 +126,7 @@ class TestGlue:
     def test_the_verb(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr(lm_edit.results, "load_results", lambda paths: frame(*self.rows()))
+        monkeypatch.setattr(lm_edit.results.tables, "load_results", lambda paths: frame(*self.rows()))
         out = tmp_path / "f.svg"
         assert run_verb(["figure", "evk_glue", "results", "-o", str(out)]) == 0
         assert b"rect + EVK-Align" in out.read_bytes()

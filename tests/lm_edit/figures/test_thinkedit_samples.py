@@ -15,7 +15,7 @@ from result_rows import frame, row
 from scripted import ScriptedLM
 from task_runs import run
 
-import lm_edit.results
+import lm_edit.results.tables
 from edit_hooks import EditingError
 from lm_edit import CaseDocument, Question, SavedResponse, load_documents
 from lm_edit.figures import thinkedit_graph, thinkedit_steps
@@ -99,7 +99,9 @@ class TestGraph:
 
     def test_runs_of_one_editor_have_names_of_their_own(self, monkeypatch):
         runs = [row("memit", "knowgic", "ifr", 0.5, settings=settings) for settings in ("aaaa", "bbbb")]
-        monkeypatch.setattr(lm_edit.results, "load_results", lambda paths: frame(*runs, row("unedited", "t", "m", 1.0)))
+        monkeypatch.setattr(
+            lm_edit.results.tables, "load_results", lambda paths: frame(*runs, row("unedited", "t", "m", 1.0))
+        )
         names = Inputs(["x"]).run_names()
         assert sorted(names.values()) == [
             "memit (settings aaaa), tiny", "memit (settings bbbb), tiny", "unedited, tiny"
