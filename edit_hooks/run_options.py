@@ -236,11 +236,12 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         default=0,
         changes="settings",
         column="seed",
-        help="seed of the editor; `engine=reference` selects the plain, slow implementation used in tests; tokens per "
-        "forward pass (4096), which bounds memory",
+        help="seed of the editor; `engine=reference` selects the plain, slow implementation used in tests; most "
+        "tokens per forward pass, by default 4096 on a CPU and what fits into half of the free memory on a GPU, up to "
+        "32768",
     ),
     RunOption(name="engine", default="fast", changes="nothing", is_text=True),
-    RunOption(name="max_batch_tokens", default=4096, changes="nothing"),
+    RunOption(name="max_batch_tokens", default=None, changes="nothing"),
 )
 BY_NAME = {option.name: option for option in RUN_OPTIONS}
 

@@ -15,7 +15,8 @@ import torch
 from edit_hooks.deltas.apply import AppliedDeltas, require_no_context
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.saved import editor_of, read_deltas, saved_files
-from edit_hooks.inference.items import Limits, StateItem
+from edit_hooks.inference.batching import limits_for
+from edit_hooks.inference.items import StateItem
 from edit_hooks.inference.states import states_under
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.modeling.hooks import frozen
@@ -143,4 +144,4 @@ def _vectors(lm: EditedHFLM, items: Sequence[StateItem], deltas: Sequence[Delta]
         for delta in deltas:
             applied.add(delta)
         jobs = [(item, applied.runtime_part) for item in items]
-        return torch.stack(states_under(lm.model, jobs, Limits())).float()
+        return torch.stack(states_under(lm.model, jobs, limits_for(lm.model))).float()

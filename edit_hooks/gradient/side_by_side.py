@@ -47,7 +47,7 @@ def split_edits(model: torch.nn.Module, lengths: Sequence[int], trained_bytes: i
             used = tokens = 0
         batches[-1].append(index)
         used, tokens = used + cost, tokens + lengths[index]
-    return [_grouped(batch, lengths, max_padding(device)) for batch in batches]
+    return [_grouped(batch, lengths, device) for batch in batches]
 
 
 def memory_budget(model: torch.nn.Module) -> int:
@@ -57,8 +57,9 @@ def memory_budget(model: torch.nn.Module) -> int:
     return budget if free is None else min(budget, free // 2)
 
 
-def _grouped(batch: Sequence[int], lengths: Sequence[int], padding_limit: int) -> EditBatch:
-    groups = group_by_length([lengths[index] for index in batch], padding_limit)
+def _grouped(batch: Sequence[int], lengths: Sequence[int], device: torch.device) -> EditBatch:
+    lengths = [lengths[index] for index in batch]
+    groups = group_by_length(lengths, max_padding(device, lengths))
     return [[batch[position] for position in group] for group in groups]
 
 

@@ -18,6 +18,7 @@ from edit_hooks.modeling.architectures import input_device, unwrapped
 from edit_hooks.modeling.forward_pass import forward_pass_of
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.length_dependence import forget_lengths, length_rules
+from edit_hooks.modeling.memory import forward_bytes_per_token, free_cuda_bytes
 from edit_hooks.modeling.prefix_cache import PrefixCache, compute_prefix_cache, shared_heads
 from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError, first_line
@@ -27,6 +28,28 @@ log = get_logger(__name__)
 
 # Shared tokens that are worth a pass of their own: demonstrations, not the few words that many questions begin with.
 MIN_SHARED_TOKENS = 128
+
+
+# One batch of 256 questions on an H100 and Llama 3 8B: scored in 0.13 s, in 0.95 s with the CPU's limit.
+MOST_TOKENS_GPU, MOST_ROWS_GPU = 2**15, 2**10
+
+
+def limits_for(model: Any, max_tokens: int | None = None) -> Limits:
+    """Limits of a pass on the model's devices.
+
+    On a CPU those of :class:`~edit_hooks.inference.items.Limits`. On GPUs as many tokens as half of the free memory of
+    the fullest one holds, up to :data:`MOST_TOKENS_GPU`.
+
+    Args:
+        max_tokens: tokens of a pass, in place of those.
+    """
+    devices = {parameter.device for parameter in model.parameters()}
+    if {device.type for device in devices} != {"cuda"}:
+        return Limits() if max_tokens is None else Limits(max_tokens)
+    if max_tokens is None:
+        budget = min(map(free_cuda_bytes, devices)) // 2
+        max_tokens = min(MOST_TOKENS_GPU, max(budget // forward_bytes_per_token(model), 1))
+    return Limits(max_tokens, MOST_ROWS_GPU)
 
 
 @dataclass(frozen=True)

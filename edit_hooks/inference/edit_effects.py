@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.answers import FIRST_TOKEN_KL, WRECKED
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.inference.items import Limits, ScoreItem
+from edit_hooks.inference.batching import limits_for
+from edit_hooks.inference.items import ScoreItem
 from edit_hooks.inference.neutral_prompts import NeutralPrompts, verdict
 from edit_hooks.inference.scoring import score
 from edit_hooks.modeling.tokens import split_continuation
@@ -58,7 +59,7 @@ class EditEffects:
         items = [self._item(request) for request in requests]
         models = [None if delta is None else delta.without_contexts for delta in deltas]
         jobs = [(item, model) for model in models for item in items]
-        scored = iter(score(self.model, jobs, Limits(), lambda count: None))
+        scored = iter(score(self.model, jobs, limits_for(self.model), lambda count: None))
         return [
             {one.key: -next(scored).logprob / len(item.continuation) for one, item in zip(requests, items, strict=True)}
             for _ in models

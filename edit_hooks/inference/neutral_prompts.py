@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.answers import FIRST_TOKEN_KL, WRECKED, WRECKED_KL
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.inference.batching import limits_for
 from edit_hooks.inference.distributions import NoisyPrompt, next_token_log_probs
-from edit_hooks.inference.items import Limits
 from edit_hooks.modeling.tokens import encode
 
 # Few and short, so that they cost a few percent of the edit itself.
@@ -51,4 +51,6 @@ class NeutralPrompts:
 
     def _log_probs(self, delta: Delta | None) -> torch.Tensor:
         """Log-probabilities [P, V] after the prompts, on the CPU."""
-        return torch.stack(next_token_log_probs(self.model, [(prompt, delta) for prompt in self._prompts], Limits()))
+        return torch.stack(
+            next_token_log_probs(self.model, [(prompt, delta) for prompt in self._prompts], limits_for(self.model))
+        )

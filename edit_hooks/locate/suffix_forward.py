@@ -137,7 +137,8 @@ class SuffixForward:
         suffix_length_R = batch.mask_RT.sum(1) - batch.positions_R
         suffix_length_R[batch.kl_row_E] = 1  # the KL term is read at the fact token; later tokens have no effect
         groups, activations = [], []
-        for indices in group_by_length(suffix_length_R.tolist(), max_padding(suffix_length_R.device)):
+        lengths = suffix_length_R.tolist()
+        for indices in group_by_length(lengths, max_padding(suffix_length_R.device, lengths)):
             rows_G = torch.tensor(indices, device=suffix_length_R.device)
             group = self._make_group(rows_G, suffix_length_R[rows_G], prefix)
             activations.append(self._fill_caches(group))

@@ -25,6 +25,11 @@ def bytes_per_token(model: Any) -> int:
     return config.num_hidden_layers * (16 * config.hidden_size + 4 * width) * element
 
 
+def forward_bytes_per_token(model: Any) -> int:
+    """Approximate size of what one token takes in a forward pass: its keys and values, and one block's activations."""
+    return cache_bytes_per_token(model) + bytes_per_token(model) // model.config.get_text_config().num_hidden_layers
+
+
 def cache_bytes_per_token(model: Any) -> int:
     """Approximate size of the keys and values of all blocks of one token; 131 kB for Llama 3 8B in 16 bits."""
     config = model.config.get_text_config()

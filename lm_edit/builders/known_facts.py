@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from edit_hooks.inference.items import Limits, ScoreItem
+from edit_hooks.inference.batching import limits_for
+from edit_hooks.inference.items import ScoreItem
 from edit_hooks.inference.scoring import score
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.modeling.tokens import split_continuation
@@ -53,7 +54,7 @@ def ask(lm: EditedHFLM, choices: Sequence[Choice]) -> list[Known | None]:
     items = [_items(lm, choice) for choice in choices]
     asked = [item for pair in items if pair is not None for item in pair]
     with tqdm(total=len(asked), desc="Asking the model", unit="answer", disable=not asked) as bar:
-        answers = iter(score(lm.model, [(item, None) for item in asked], Limits(), bar.update))
+        answers = iter(score(lm.model, [(item, None) for item in asked], limits_for(lm.model), bar.update))
     known: list[Known | None] = []
     for pair in items:
         if pair is None:

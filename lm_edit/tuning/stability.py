@@ -27,8 +27,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.inference.batching import limits_for
 from edit_hooks.inference.distributions import NoisyPrompt, next_token_log_probs
-from edit_hooks.inference.items import Limits
 from edit_hooks.modeling.embedding_noise import drift_positions, gaussian_noise, noise_at
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode
@@ -60,7 +60,7 @@ class NearbyPrompts:
         """The stability of every request under its edit; ``None`` if all its instances coincide with the prompt."""
         instances = [self._of(request) for request in requests]
         jobs = [(one.prompt, delta) for group, delta in zip(instances, deltas, strict=True) for one in group]
-        edited = iter(next_token_log_probs(self.model, jobs, Limits()))
+        edited = iter(next_token_log_probs(self.model, jobs, limits_for(self.model)))
         return [
             math.fsum(math.exp(-_divergence(one.log_probs_V, next(edited))) for one in group) / len(group)
             if group
@@ -91,7 +91,9 @@ class NearbyPrompts:
             [NoisyPrompt(ids, ratio * noise) for ratio in NOISE_RATIOS] for noise in noises
         ]
         prompts = [NoisyPrompt(ids), *(prompt for group in sizes for prompt in group)]
-        at_prompt_V, *rest = next_token_log_probs(self.model, [(prompt, None) for prompt in prompts], Limits())
+        at_prompt_V, *rest = next_token_log_probs(
+            self.model, [(prompt, None) for prompt in prompts], limits_for(self.model)
+        )
         answers = iter(rest)
         instances = []
         for group in sizes:

@@ -31,7 +31,8 @@ from edit_hooks.answers import ScoredContinuation
 from edit_hooks.base.editor import Editor
 from edit_hooks.base.registry import load_editor
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.inference.items import Limits, ScoreItem
+from edit_hooks.inference.batching import limits_for
+from edit_hooks.inference.items import ScoreItem
 from edit_hooks.inference.scoring import score
 from edit_hooks.lm.editing.independent import BATCH, BATCH_ON_GPU
 from edit_hooks.modeling.identity import model_identity
@@ -252,7 +253,7 @@ class TrialRunner:
             elif probe.kind == NEIGHBORHOOD:
                 jobs.append((wanted, None))  # the unedited model's predictions along the answer
         with torch.no_grad():
-            answers = score(self.model, jobs, Limits(), lambda count: None)
+            answers = score(self.model, jobs, limits_for(self.model), lambda count: None)
         results = []
         for probe, (wanted_index, reference_index) in zip(probes, job_indices, strict=True):
             reference = None if reference_index is None else answers[reference_index]

@@ -217,8 +217,8 @@ def case_items(setup: Setup, request: EditRequest) -> tuple[list[ScoreItem], lis
 
 def seconds_per_case(setup: Setup, engine: str, edits: int, steps: int) -> float:
     """Seconds per case: the edit (6 templates), four scored and four written answers under it."""
+    from edit_hooks.inference.batching import limits_for
     from edit_hooks.inference.decoding import generate
-    from edit_hooks.inference.items import Limits
     from edit_hooks.inference.reference import generate_reference, score_reference
     from edit_hooks.inference.scoring import score
 
@@ -237,8 +237,8 @@ def seconds_per_case(setup: Setup, engine: str, edits: int, steps: int) -> float
             score_reference(setup.model, score_jobs, lambda count: None)
             generate_reference(setup.model, setup.tokenizer, generate_jobs, lambda count: None)
         else:
-            score(setup.model, score_jobs, Limits(), lambda count: None)
-            generate(setup.model, setup.tokenizer, generate_jobs, Limits(), lambda count: None)
+            score(setup.model, score_jobs, limits_for(setup.model), lambda count: None)
+            generate(setup.model, setup.tokenizer, generate_jobs, limits_for(setup.model), lambda count: None)
 
     return time_seconds(run) / edits
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from tqdm import tqdm
 from edit_hooks.answers import GeneratedText, ScoredContinuation, StateSimilarity
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference import decoding, reference, scoring
+from edit_hooks.inference.batching import limits_for
 from edit_hooks.inference.items import GenerateItem, Item, Limits, ScoreItem, StateItem
 from edit_hooks.inference.states import StateComparison
 from edit_hooks.inference.written import written
@@ -121,5 +123,5 @@ class Engine:
     def _limits(self) -> Limits:
         """Bounds of a batch; a batch size above lm-eval's default of 1 bounds the rows."""
         size = self._lm.batch_size_per_gpu
-        rows = size if isinstance(size, int) and size > 1 else Limits.max_rows
-        return Limits(max_tokens=self._options.max_batch_tokens, max_rows=rows)
+        limits = limits_for(self._model, self._options.max_batch_tokens)
+        return replace(limits, max_rows=size) if isinstance(size, int) and size > 1 else limits

@@ -79,7 +79,7 @@ class EditingOptions:
     answer: str = default_of("answer")
     engine: str = default_of("engine")
     store: str | None = default_of("store")
-    max_batch_tokens: int = default_of("max_batch_tokens")
+    max_batch_tokens: int | None = default_of("max_batch_tokens")
     edits: str | None = default_of("edits")
     num_edits: int | None = default_of("num_edits")
     edit_batch_size: int | None = default_of("edit_batch_size")
@@ -108,7 +108,8 @@ class EditingOptions:
         editor_class(self.editor)  # raises with near misses
         object.__setattr__(self, "separator", separator_name(read_separator(self.separator)))
         require_whole("seed", self.seed, SEED)
-        require_whole("max_batch_tokens", self.max_batch_tokens)
+        if self.max_batch_tokens is not None:
+            require_whole("max_batch_tokens", self.max_batch_tokens)
         require_number("guard_norm_ratio", self.guard_norm_ratio, POSITIVE)
         require_number("guard_loss_increase", self.guard_loss_increase, NON_NEGATIVE)
         object.__setattr__(self, "editor_args", parse_editor_args(self.editor_args))

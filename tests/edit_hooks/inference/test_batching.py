@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from inference_cases import edits, model_and_tokenizer
 from state import assert_same_state
+from transformers import LlamaConfig
 
 from edit_hooks.contract.state import snapshot
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference import scoring
-from edit_hooks.inference.batching import Batch, run_in_batches
+from edit_hooks.inference.batching import MOST_ROWS_GPU, Batch, limits_for, run_in_batches
 from edit_hooks.inference.items import Limits, ScoreItem
 from edit_hooks.utils.errors import EditingError
 
@@ -95,3 +97,33 @@ def test_halved_batches_keep_their_edits_and_shared_beginnings(monkeypatch: pyte
     found = scoring.score(model, jobs, Limits(), lambda _count: None)
     assert sum(number >= 128 for number in known) == 5  # all but the only row of the second edit
     assert [one.token_logprobs for one in found] == [pytest.approx(one.token_logprobs, abs=1e-5) for one in expected]
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "asked", "expected"),
+    [
+        (60, None, 2**15),
+        (1, None, 1424),  # half of it, at 131,072 bytes of keys and values and 245,760 of activations per token
+        (0, None, 1),
+        (1, 4096, 4096),
+    ],
+)
+def test_limits_follow_the_free_memory_of_a_gpu(
+    free_gib: int, asked: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = {torch.device("cuda", 0): 61 * 2**30, torch.device("cuda", 1): free_gib * 2**30}
+    monkeypatch.setattr("edit_hooks.inference.batching.free_cuda_bytes", free.__getitem__)
+    shape = {"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336}
+    config = LlamaConfig(**shape, num_attention_heads=32, num_key_value_heads=8)
+    model = SimpleNamespace(
+        parameters=lambda: [SimpleNamespace(device=device) for device in free],
+        config=config,
+        get_input_embeddings=lambda: SimpleNamespace(weight=torch.empty(0, dtype=torch.bfloat16)),
+    )
+    assert limits_for(model, asked) == Limits(expected, MOST_ROWS_GPU)
+
+
+def test_limits_of_a_cpu() -> None:
+    model, _ = model_and_tokenizer()
+    assert limits_for(model) == Limits()
+    assert limits_for(model, 12) == Limits(max_tokens=12)

@@ -34,7 +34,7 @@ from edit_hooks.locate.value_batch import Batch
 from edit_hooks.locate.value_optimization import optimize_values
 from edit_hooks.modeling import kv_cache, prefix_cache
 from edit_hooks.modeling.architectures import ARCHITECTURES
-from edit_hooks.modeling.kv_cache import group_by_length
+from edit_hooks.modeling.kv_cache import group_by_length, max_padding
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +58,16 @@ def test_groups_hold_every_row_once_and_little_padding(lengths, max_padding):
         assert sum(longest - lengths[index] for index in group) <= max_padding
     ends = [(min(lengths[i] for i in group), max(lengths[i] for i in group)) for group in groups]
     assert all(earlier[1] <= later[0] for earlier, later in itertools.pairwise(ends))
+
+
+def test_rows_of_edits_share_a_pass_on_a_gpu() -> None:
+    """21 rows of 3 to 8 suffix tokens and a KL row, per edit; a row far longer than all others has its own pass."""
+    gpu = torch.device("cuda")
+    lengths = [3 + number % 6 for number in range(21)] + [1]
+    assert len(group_by_length(lengths * 16, max_padding(gpu, lengths * 16))) == 1
+    unequal = [*lengths, 500]
+    assert group_by_length(unequal, max_padding(gpu, unequal))[-1] == [22]
+    assert max_padding(torch.device("cpu"), lengths) == kv_cache.MAX_PADDING_CPU
 
 
 @each_model
