@@ -54,7 +54,7 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         changes="edits",
         column="editor",
         is_text=True,
-        help="see [edit_hooks](edit_hooks/README.md); default `r_rome`",
+        help="see [editors](docs/editors/index.md); default `r_rome`",
     ),
     RunOption(
         name="editor_label",

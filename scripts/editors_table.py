@@ -1,8 +1,7 @@
-"""Render the kept runs of measure_editors.py into edit_hooks/README.md.
+"""Tables of the kept runs of measure_editors.py, which the documentation site shows.
 
     python scripts/measure_editors.py --out results/editors --keep  # keeps finished runs in docs/_data
-    python scripts/editors_table.py            # rewrite the tables of edit_hooks/README.md from that file
-    python scripts/editors_table.py --check    # exit code 1 if they are out of date
+    python scripts/editors_table.py            # print the tables
     python scripts/editors_table.py --pairs    # print paired tests: against the unedited model, and between the groups
 
 A cell is the mean over cases of a case's mean over seeds. Its interval is Wilson's for 95 % with the number of cases:
@@ -18,20 +17,15 @@ import argparse
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from _measurements import COLUMNS, NUM_STREAMED, UNEDITED, Finished, Row
-from _readme_section import replace_section
 from measure_editors import PLAN, load_rows, load_titles
 from numpy.typing import NDArray
 
 from lm_edit.leaderboard.significance import Comparison, compare_pairs, corrected
 
-ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "edit_hooks" / "README.md"
-SECTION = "measured editors"
 Z95 = 1.959964
 PERMUTATIONS = 49_999  # p-values go down to 2 / 50,000, and families have up to 84 tests
 GROUP_ORDER = ("nothing", "weights", "hooks", "context")
@@ -207,12 +201,12 @@ def _render_row(
     row: dict[str, Any], part: str, headings: Sequence[str], timed: bool, unedited: Mapping[str, Any]
 ) -> list[str]:
     found = row["parts"].get(part, {"cells": {}, "seeds": "-"})
-    cells = [_format(found["cells"].get(heading), unedited.get(heading)) for heading in headings]
+    cells = [format_cell(found["cells"].get(heading), unedited.get(heading)) for heading in headings]
     seconds = [f"{row['seconds_per_edit']:.1f}" if "seconds_per_edit" in row else "-"] if timed else []
     return [f"`{row['editor']}`", row["changes"], *cells, *seconds, found["seeds"]]
 
 
-def _format(cell: dict[str, Any] | None, unedited: Mapping[str, Any] | None) -> str:
+def format_cell(cell: dict[str, Any] | None, unedited: Mapping[str, Any] | None) -> str:
     """One cell; ``unedited`` is the same cell of the unedited model, which no editor can refuse."""
     if cell is None:
         return "-"
@@ -226,25 +220,16 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Rewrite or check the README."""
+    """Print the tables, or the paired tests."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if the README is out of date")
-    parser.add_argument("--pairs", action="store_true", help="change nothing; print paired tests")
-    args = parser.parse_args(arguments)
-    if args.pairs:
-        for pair in pairs(load_rows(PLAN, {}), Finished.read(None)):
-            difference, cases = f"{pair.test.difference:+.3f}", f"{pair.gained} up, {pair.lost} down"
-            names = f"{pair.part} {pair.heading}: {pair.first} - {pair.second}"
-            print(f"{names}: {difference} ({cases} of {pair.test.num_cases}), p {pair.test.p:.2g} after Holm")
+    parser.add_argument("--pairs", action="store_true", help="print paired tests instead of tables")
+    if not parser.parse_args(arguments).pairs:
+        print(render(load_rows(PLAN, {}), load_titles(PLAN), Finished.read(None)))
         return 0
-    text = README.read_text(encoding="utf-8")
-    new = replace_section(text, SECTION, render(load_rows(PLAN, {}), load_titles(PLAN), Finished.read(None)))
-    if new == text:
-        return 0
-    if args.check:
-        print(f"out of date: {README}; run python scripts/editors_table.py")
-        return 1
-    README.write_text(new, encoding="utf-8")
+    for pair in pairs(load_rows(PLAN, {}), Finished.read(None)):
+        difference, cases = f"{pair.test.difference:+.3f}", f"{pair.gained} up, {pair.lost} down"
+        names = f"{pair.part} {pair.heading}: {pair.first} - {pair.second}"
+        print(f"{names}: {difference} ({cases} of {pair.test.num_cases}), p {pair.test.p:.2g} after Holm")
     return 0
 
 

@@ -3,7 +3,7 @@
     python scripts/measure_editors.py --out results/editors                  # many hours on two CPU cores; resumes
     python scripts/measure_editors.py --out results/editors --rows tuned/rome tuned/memit --parts single --seeds 0
     python scripts/measure_editors.py --out results/editors --keep           # adds to docs/_data/measured_editors.jsonl
-    python scripts/editors_table.py                                          # renders it into edit_hooks/README.md
+    python scripts/editors_table.py                                          # prints the tables of the site
 
 scripts/measure_editors.yaml lists the rows: a group, an editor, settings. Every run is a process of its own and ends as
 one JSON file under --out with the score of every case. What has a file there, or a line in the kept file,

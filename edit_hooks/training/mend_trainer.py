@@ -6,8 +6,8 @@ has already cleared, so they move at ``lr`` there.
 
 Not copied from EasyEdit: it loads the paraphrase but takes the loss on the edit itself (``edit_loss: edit`` does the
 same), never stops early and keeps the last checkpoint, takes the locality loss at the answer's tokens instead of those
-that predict them, and restarts the statistics when a run resumes. "Trainings of the releases" in edit_hooks/README.md
-lists all settings that differ.
+that predict them, and restarts the statistics when a run resumes. docs/editors/training.md lists
+all settings that differ ("Trainings of the releases").
 """
 
 from __future__ import annotations

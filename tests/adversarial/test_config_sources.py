@@ -287,16 +287,16 @@ def test_every_source_of_the_demo_that_names_another_file_is_checked() -> None:
 
 # ------------------------------------------------------------------ trainings
 
-README = (ROOT / "edit_hooks/README.md").read_text(encoding="utf-8").partition("### Trainings of the releases")[2]
+PAGE = (ROOT / "docs/editors/training.md").read_text(encoding="utf-8").partition("## Trainings of the releases")[2]
 TRAINED_FILES = [(editor, name) for editor, files in TRAINING.items() for name in files if name != "all"]
-ROWS = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| `(\w+)` \| `(.*?)` \| `(.*?)` \|", README, re.M)
-# (editor, setting) -> our value and that of the source, as the README gives them
+ROWS = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| `(\w+)` \| `(.*?)` \| `(.*?)` \|", PAGE, re.M)
+# (editor, setting) -> our value and that of the source, as the page gives them
 LISTED = {
     (editor, setting): (ours, theirs)
     for editors, setting, ours, theirs in ROWS
     for editor in re.findall(r"\w+", editors)
 }
-LINES = dict(re.findall(r'^lm-edit train (\w+) .*\\\n  --settings "(.*)"$', README, re.M))
+LINES = dict(re.findall(r'^lm-edit train (\w+) .*\\\n  --settings "(.*)"$', PAGE, re.M))
 
 
 def training_settings(editor: str, name: str, **given: Any) -> dict[str, Any]:
@@ -316,11 +316,11 @@ def different_trainings(editor: str, name: str, settings: Mapping[str, Any]) -> 
 
 
 @pytest.mark.parametrize(("editor", "name"), TRAINED_FILES)
-def test_a_training_is_the_sources_or_the_readme_lists_the_setting(editor: str, name: str) -> None:
+def test_a_training_is_the_sources_or_the_page_lists_the_setting(editor: str, name: str) -> None:
     settings = training_settings(editor, name)
     for setting, theirs in different_trainings(editor, name, settings).items():
         assert LISTED[editor, setting] == (str(settings[setting]), theirs)
-    assert '"Trainings of the releases" in edit_hooks/README.md' in load(editor, name).comments
+    assert '"Trainings of the releases" in docs/editors/training.md' in load(editor, name).comments
 
 
 @pytest.mark.parametrize(("editor", "setting"), LISTED)

@@ -21,8 +21,6 @@ from lm_runs import SHORT
 from paths import ROOT
 from result_files import scripted_results, write_run
 
-from edit_hooks import EDITORS
-from edit_hooks.base.registry import CORE, MORE
 from edit_hooks.contract.tiny_models import save_tiny
 from edit_hooks.run_options import option_rows
 from lm_edit.cli.main import main
@@ -126,24 +124,6 @@ def test_python_example_runs(tiny_model, tiny_tokenizer, tmp_path, monkeypatch):
 def test_options_table_is_that_of_the_code():
     rows = README.split("| option of `edited_hf`")[1].split("\n\n")[0].splitlines()[3:]
     assert rows == option_rows(further=["<benchmark>_set"])
-
-
-def test_editor_tables_agree_with_the_registry():
-    text = (ROOT / "edit_hooks/README.md").read_text(encoding="utf-8")
-    described, behind = text.split("## Measured on the demo model")
-    measured = behind.split("\n## ")[0]
-
-    def rows(text):
-        return re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE)
-
-    missing = re.findall(r"^\| `(\w+)` \|.*\| missing\b.*$", described, flags=re.MULTILINE)
-    assert not set(missing) & set(EDITORS)
-    assert sorted(rows(described)) == sorted([*EDITORS, *missing])
-    core, more = described.split("\nMore:\n")  # the page and `lm-edit editors` have the tiers of the registry
-    assert set(rows(core)) == set(CORE) and set(rows(more)) >= set(MORE)
-    assert set(rows(measured)) <= {"unedited", *EDITORS}
-    tables = measured.count("\n|---")
-    assert rows(measured).count("unedited") == tables > 0  # every table shows doing nothing
 
 
 def test_task_table_names_real_tasks():

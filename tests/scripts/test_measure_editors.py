@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -441,5 +442,8 @@ def test_kept_runs_had_the_settings_that_the_editors_have_now(measure: ModuleTyp
     assert checked or not finished.kept
 
 
-def test_the_readme_has_the_tables_of_the_summary(table: ModuleType) -> None:
-    assert table.main(["--check"]) == 0
+def test_every_table_shows_the_unedited_model(table: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert table.main([]) == 0
+    printed = capsys.readouterr().out
+    rows = re.findall(r"^\| `(\w+)` \|", printed, flags=re.MULTILINE)
+    assert set(rows) <= {"unedited", *EDITORS} and rows.count("unedited") == printed.count("\n|---") > 0

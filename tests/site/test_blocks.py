@@ -6,10 +6,12 @@ import re
 
 import pytest
 from blocks import BLOCKS
+from blocks_editors import FACTS
 from generated import filled, marks_of, pages
 from paths import ROOT
 
-from edit_hooks.base.registry import CORE, MORE
+from edit_hooks.base.describe import describe_editor
+from edit_hooks.base.registry import CORE, EDITORS, MORE, editor_class
 from edit_hooks.run_options import RUN_OPTIONS
 from lm_edit.cli.main import VERBS
 
@@ -21,7 +23,7 @@ PAGES = {path.relative_to(ROOT).as_posix(): path for path in pages()}
 def test_every_block_of_a_page_is_made(page: str) -> None:
     text = filled(PAGES[page].read_text(encoding="utf-8"), page)
     assert "<!-- generated" not in text
-    assert all(len(BLOCKS[name](argument).text) > 40 for name, argument in marks_of(PAGES[page]))
+    assert all(len(BLOCKS[name](argument).text) > 20 for name, argument in marks_of(PAGES[page]))
 
 
 def test_an_unknown_block_is_named() -> None:
@@ -42,4 +44,46 @@ def test_every_verb_has_one_section_and_one_line() -> None:
 
 @pytest.mark.parametrize(("tier", "names"), [("core", CORE), ("more", MORE)])
 def test_every_editor_has_one_row(tier: str, names: dict[str, str]) -> None:
-    assert re.findall(r"^\| `(\w+)` \|", BLOCKS["editors"](tier).text, flags=re.MULTILINE) == list(names)
+    assert re.findall(r"^\| \[`(\w+)`\]", BLOCKS["editors"](tier).text, flags=re.MULTILINE) == list(names)
+
+
+@pytest.mark.parametrize("name", EDITORS)
+def test_every_editor_has_a_page(name: str) -> None:
+    path = ROOT / f"docs/editors/{name}.md"
+    text = path.read_text(encoding="utf-8")
+    head, rest = text.split("::::{grid}", 1)
+    title, mark, idea, equation = head.strip().split("\n\n")
+    assert title == f"# {FACTS[name]['title']}" and mark == f"<!-- generated: editor-head {name} -->"
+    assert equation.startswith("$$\n") and equation.endswith("\n$$")
+    assert 3 <= len(re.findall(r"[.:!](?= |$)", idea)) <= 5, "the idea in three sentences"
+    for part in ("Use it if\n", "Rather not if\n", "```bash\nlm_eval --model edited_hf", f'load_editor("{name}"'):
+        assert part in rest
+    blocks = [block for block, argument in marks_of(path) if argument == name]
+    assert blocks == ["editor-head", "measured", "settings", *blocks[3:-2], "shipped", "parity"]
+    assert set(blocks[3:-2]) == ({"training-settings"} if editor_class(name).trainer else set())
+
+
+def test_facts_about_editors_are_those_of_the_registry() -> None:
+    assert sorted(FACTS) == sorted(EDITORS)
+    assert all(set(facts) == {"title", "papers", "writes", "parity"} and facts["papers"] for facts in FACTS.values())
+
+
+@pytest.mark.parametrize("name", EDITORS)
+def test_every_setting_of_an_editor_has_one_entry(name: str) -> None:
+    named = re.findall(r"^`(\w+)` `.*`\n: ", BLOCKS["settings"](name).text, flags=re.MULTILINE)
+    assert named == [setting.name for setting in describe_editor(name).settings]
+
+
+def test_settings_in_the_commands_of_editors_exist() -> None:
+    """``editor_args`` of commands on all pages, and mappings given to ``load_editor``."""
+    checked = 0
+    for path in (ROOT / "docs").rglob("*.md"):
+        text = path.read_text(encoding="utf-8")
+        given = re.findall(r'editor=(\w+),editor_args=([\w:;.\-]+:[^,"\s`]+)', text)
+        given += re.findall(r'load_editor\("(\w+)", \{(.*?)\}', text)
+        for name, settings in given:
+            known = {setting.name for setting in describe_editor(name).settings}
+            names = re.findall(r'(?:^|;|, )"?(\w+)"?:', settings)
+            assert names and set(names) <= known, f"{path}: {name} {settings}"
+            checked += 1
+    assert checked > 5
