@@ -27,5 +27,6 @@ PY
 
 out="${1:-site}"
 say "Building $out"
+[ ! -e "$out/.buildinfo" ] || rm -rf -- "$out" # a built site: pages that are gone would stay
 "$VENV/bin/python" -m sphinx -W --keep-going -q -b html docs "$out"
 "$VENV/bin/python" scripts/check_site.py "$out"
