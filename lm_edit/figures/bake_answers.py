@@ -44,7 +44,7 @@ def draw(rows: DataFrame) -> Chart:
             own = group[group["editor"] == UNEDITED].drop_duplicates("run")
             labels = runs | (dict.fromkeys(own["run"], UNEDITED) if len(own) == 1 else {})
             series = [
-                _series(name, color, run_cells(group, list(labels), form.column[metric]))
+                _series(name, color, run_cells(group, list(labels), form.column[metric], whiskers=False))
                 for metric, (name, color) in KINDS.items()
             ]
             panels.append(

@@ -16,17 +16,16 @@ from lm_edit.figures.charts import Reference, Series
 from lm_edit.figures.needs import Needs, Options
 from lm_edit.figures.rows import SAMPLE_FILE, rows_at
 from lm_edit.results.filters import is_missing, text_of
+from lm_edit.results.statistics.of_rows import describe_intervals, interval_of
 from lm_eval_tasks.common.scoring.columns import same_up_to_last_digits
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-    from pandas import Series as Column
 
     from lm_edit.results.documents import CaseDocument
 
 UNEDITED = "unedited"
 FINAL = ""
-NORMAL_95 = 1.959964  # quantile of the normal distribution for 95% intervals
 # What must be the same in all rows of a task's column. A run's own settings are named in the labels instead.
 CONDITIONS = (
     "data", "data_revision", "data_hash", "task_version", "population", "judge", "protocol", "filter", "limit",
@@ -233,8 +232,11 @@ def without_context(editor: str, icl: object) -> str:
     return editor.rpartition("+")[0] or editor if has_context(icl) else editor
 
 
-def cell(rows: DataFrame) -> Cell:
+def cell(rows: DataFrame, *, whiskers: bool = True) -> Cell:
     """The one row as a cell; without a row, a missing value.
+
+    Args:
+        whiskers: with the interval, for which samples are read.
 
     Raises:
         EditingError: for several rows, which the figure cannot draw as one value.
@@ -248,18 +250,17 @@ def cell(rows: DataFrame) -> Cell:
     if rows.empty:
         return MISSING
     row = rows.iloc[0]
-    value, stderr = float(row["value"]), row["stderr"]
-    n = None if is_missing(row["n"]) else int(row["n"])
-    if stderr is None or not float(stderr) > 0 or math.isnan(value):  # 0: all cases score the same, of no known spread
-        return Cell(value, n=n)
-    low, high = value - NORMAL_95 * float(stderr), value + NORMAL_95 * float(stderr)
-    return Cell(value, max(0.0, low), min(1.0, high), n) if row["is_rate"] else Cell(value, low, high, n)
+    interval = interval_of(row.to_dict()).interval if whiskers else None
+    value = float(row["value"])
+    # The bootstrap's interval of a skewed score may leave out its value, and whiskers have no negative length.
+    ends = (math.nan, math.nan) if interval is None else (min(interval.low, value), max(interval.high, value))
+    return Cell(value, *ends, None if is_missing(row["n"]) else int(row["n"]))
 
 
-def run_cells(rows: DataFrame, runs: Sequence[str], metric: str) -> list[Cell]:
+def run_cells(rows: DataFrame, runs: Sequence[str], metric: str, *, whiskers: bool = True) -> list[Cell]:
     """A cell for each run."""
     of_metric = rows[rows["metric"] == metric]
-    return [cell(of_metric[of_metric["run"] == run]) for run in runs]
+    return [cell(of_metric[of_metric["run"] == run], whiskers=whiskers) for run in runs]
 
 
 def series_of(
@@ -358,25 +359,18 @@ def caption(rows: DataFrame, *, unedited: bool = True, whiskers: bool = True, no
     columns = ", ".join(dict.fromkeys(own["metric"]))
     sentences.append(f"Columns: {columns}{f' (settings of the task: {_join(protocols)})' if protocols else ''}.")
     if whiskers:
-        sentences.append(_whiskers(own["stderr"]))
+        sentences.append(_whiskers(own))
     if unedited and (rows["editor"] != UNEDITED).all():
         sentences.append("No run of the unedited model (mode=none) is among the files.")
     return [" ".join(sentences), *notes]
 
 
-def _whiskers(errors: Column) -> str:
-    if errors.isna().all():
-        return "No whiskers: these columns have no standard error."
-    known = errors.dropna().astype(float)
-    if not (known > 0).any():
-        return "No whiskers: all cases score the same."
-    none = [
-        *(["a column has no standard error"] if errors.isna().any() else []),
-        *(["all cases score the same"] if (known == 0).any() else []),
-    ]
-    return "Whiskers: 95% intervals, 1.96 standard errors over cases" + (
-        f"; none where {' or '.join(none)}." if none else "."
-    )
+def _whiskers(rows: DataFrame) -> str:
+    """What the whiskers of these rows are, and which have none."""
+    estimates = [interval_of(row) for row in rows.to_dict("records")]
+    if text := describe_intervals(estimates):
+        return f"Whiskers: {text}."
+    return f"No whiskers: {' or '.join(sorted({found.note for found in estimates}))}."
 
 
 def _counts(rows: DataFrame) -> str:

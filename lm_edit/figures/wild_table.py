@@ -42,7 +42,8 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Table:
             entries.append(_entries(group, labels))
             for metric, name in ((synthetic, "synthetic"), (wild, "WILD")):
                 header.append(f"{title}, {model}, {name}")
-                columns.append(dict(zip(labels.values(), run_cells(group, list(labels), metric), strict=True)))
+                cells = run_cells(group, list(labels), metric, whiskers=False)
+                columns.append(dict(zip(labels.values(), cells, strict=True)))
     if not columns:
         raise NEEDS.missing(f"no benchmark has both {synthetic} and {wild}")
     editors = list(dict.fromkeys(label for column in columns for label in column))

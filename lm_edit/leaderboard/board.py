@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from edit_hooks.utils.readable import readable
 from lm_edit.leaderboard import significance
-from lm_edit.leaderboard.case_scores import CaseScores
 from lm_edit.leaderboard.columns import Column, ColumnKey
-from lm_edit.leaderboard.significance import Comparison, Interval, Ranking
+from lm_edit.leaderboard.significance import Comparison, Ranking
+from lm_edit.results.statistics.case_scores import CaseScores
+from lm_edit.results.statistics.intervals import Interval
 
 UNEDITED = "unedited"
 OUTSIDE = "outside the population"
@@ -102,8 +103,9 @@ class Cell:
         num_cases: cases asked, at a stage of a stream of those edited by then; 0 if the file lacks their number, as of
             some groups.
         left_out: reason -> number of cases without a score.
+        stderr: standard error in the result file; NaN without one, and of several seeds.
         interval: 95% interval over cases.
-        note: why there is no interval.
+        note: why there is no interval or no test.
         by_seed: seed -> value, for rows of several seeds, of which the column may have one alone.
         or_0: the value if cases without a usable answer count as 0; NaN where that means nothing.
         rank: within the section, by value; equal values share the better rank. ``None`` for the unedited model.
@@ -116,6 +118,7 @@ class Cell:
     num_scored: int
     num_cases: int
     left_out: dict[str, int]
+    stderr: float = math.nan
     interval: Interval | None = None
     note: str = ""
     by_seed: dict[str, float] = field(default_factory=dict)
@@ -203,10 +206,11 @@ class Board:
     def methods(self) -> list[str]:
         """How intervals, tests and ranks are computed, as sentences."""
         return [
-            f"Intervals: 95%, BCa bootstrap over cases ({self.resamples} resamples, fixed seed); given where a score "
-            "follows from its cases: means, pooled means (over the chains or questions of all cases), and edit scores, "
-            "which are harmonic means of means. Where all cases of a share score the same, as in 64 of 64: Wilson's "
-            "interval; elsewhere equal scores have none.",
+            "Intervals: 95%. Wilson's for shares of cases that each score 0 or 1. BCa bootstrap over cases "
+            f"({self.resamples} resamples, fixed seed) for other scores that follow from their cases: means, pooled "
+            "means (over the chains or questions of all cases), and edit scores, which are harmonic means of means; "
+            "none where all cases score the same. Marked ~, where scores of single cases are missing: the normal "
+            "approximation, 1.96 standard errors.",
             "n/N: cases with a score, of the cases asked (at a checkpoint of a stream, of those edited by then); the "
             "reasons of the others are with each number, and the value if those without a usable answer count as 0, "
             "which ranks nothing.",

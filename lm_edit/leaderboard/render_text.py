@@ -13,6 +13,7 @@ from lm_edit.leaderboard.columns import Column
 from lm_edit.leaderboard.published import PublishedRow
 from lm_edit.leaderboard.significance import Comparison, Ranking
 from lm_edit.results.markdown import escape_cell
+from lm_edit.results.statistics.intervals import Interval
 
 GENERATOR = "written by lm-edit leaderboard"  # in every file, which the next call may then replace
 NO_NUMBER = "-"
@@ -40,6 +41,7 @@ CSV_HEADER = (
     "runs",
     "or_0",
     "by_seed",
+    "interval",
 )
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -64,6 +66,12 @@ def format_value(value: float) -> str:
     if math.isnan(value):
         return NO_NUMBER
     return f"{value:.3f}" if abs(value) < 100 else f"{value:.1f}"
+
+
+def format_interval(interval: Interval) -> str:
+    """The ends in brackets, after ~ if they are those of the normal approximation."""
+    mark = "~" if interval.method == "normal approximation" else ""
+    return f"{mark}[{format_value(interval.low)}, {format_value(interval.high)}]"
 
 
 def render_markdown(board: Board, columns: Sequence[Column], published: Sequence[PublishedRow]) -> str:
@@ -111,7 +119,7 @@ def _markdown_cell(cell: Cell | None) -> str:
         return ""
     value = format_value(cell.value)
     text = f"**{value}**" if cell.is_best else value
-    interval = f" [{format_value(cell.interval.low)}, {format_value(cell.interval.high)}]" if cell.interval else ""
+    interval = f" {format_interval(cell.interval)}" if cell.interval else ""
     return f"{text}{cell.marks}{interval}" + (f" ({cell.counts})" if cell.counts else "")
 
 
@@ -195,6 +203,7 @@ def _csv_cells(row: Row, cell: Cell, key: Sequence[str]) -> list[str]:
         " ".join(row.run_ids),
         "" if math.isnan(cell.or_0) else repr(cell.or_0),
         " ".join(f"{seed}:{value!r}" for seed, value in cell.by_seed.items()),
+        cell.interval.method if cell.interval else "",
     ]
 
 
@@ -240,8 +249,7 @@ def _latex_cell(cell: Cell | None) -> str:
     value = rf"\textbf{{{format_value(cell.value)}}}" if cell.is_best else _latex(format_value(cell.value))
     interval = ""
     if cell.interval:
-        low, high = map(_latex, map(format_value, cell.interval))
-        interval = rf" {{\scriptsize [{low}, {high}]}}"
+        interval = rf" {{\scriptsize {_latex(format_interval(cell.interval))}}}"
     return value + _latex(cell.marks) + interval
 
 

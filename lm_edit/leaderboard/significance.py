@@ -1,7 +1,5 @@
-"""Intervals over cases, paired tests between editors, and mean ranks over columns.
+"""Paired tests between editors, and mean ranks over columns; intervals are in :mod:`lm_edit.results.statistics`.
 
-Intervals: bias-corrected and accelerated (BCa) bootstrap over cases, by ``scipy.stats.bootstrap``. Shares whose cases
-all score the same, which resampling cannot vary: Wilson's interval.
 Tests: exact McNemar for scores that are 0 or 1, otherwise a permutation test of the difference, in which the two runs
 swap their scores of a case (for means: the signs of differences flip).
 Correction: Holm. Ranks: Friedman's test with benchmarks as blocks, then Nemenyi's post-hoc test (Demsar, JMLR 2006).
@@ -10,7 +8,7 @@ Correction: Holm. Ranks: Friedman's test with benchmarks as blocks, then Nemenyi
 from __future__ import annotations
 
 import importlib.util
-import warnings
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -18,28 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edit_hooks.utils.errors import EditingError
+from lm_edit.results.statistics.case_scores import CaseScores
+from lm_edit.results.statistics.intervals import BATCH_NUMBERS, RESAMPLES, Values
 
-LEVEL = 0.95
 ALPHA = 0.05
-# Of the bootstrap and of the permutation test: two-sided p-values of the latter go down to 2 / 5000.
-RESAMPLES = 4999
 INSTALL_COMMAND = 'pip install "lm-eval-editing[leaderboard]"'
 PACKAGES = ("scipy", "statsmodels", "scikit_posthocs")
-# Doubles held at once by a resampling: 16 MB.
-BATCH_NUMBERS = 2_000_000
 MIN_EDITORS = 3
 MIN_BENCHMARKS = 3
 
-Values: TypeAlias = NDArray[np.float64]
 # (..., cases, components) -> (...)
 Score: TypeAlias = Callable[[Values], Values]
-
-
-class Interval(NamedTuple):
-    """A confidence interval, in the unit of the score."""
-
-    low: float
-    high: float
 
 
 class Comparison(NamedTuple):
@@ -85,45 +72,31 @@ def check_libraries() -> None:
         raise EditingError(f"the leaderboard needs {', '.join(missing)}: {INSTALL_COMMAND}")
 
 
-def bootstrap_interval(
-    values: Values, *, resamples: int = RESAMPLES, seed: int = 0, score: Score | None = None
-) -> Interval | None:
-    """The 95% interval of a score over cases.
+def compare_runs(scores: CaseScores, others: CaseScores, *, permutations: int = RESAMPLES) -> Comparison | None:
+    """Compare two runs on the cases that both scored; ``None`` if there is no such case.
 
-    Args:
-        values: (cases,), or (cases, components) with ``score``.
-        score: (..., cases, components) -> (...); default: the mean.
-
-    Returns:
-        ``None`` for fewer than two cases, for cases that all score the same, and if resamples have no score.
+    Cases under one edit of either run are swapped together, and so are the scores of a case under all seeds.
     """
-    from scipy.stats import DegenerateDataWarning, bootstrap
-
-    if len(values) < 2 or np.array_equal(values, np.broadcast_to(values[0], values.shape), equal_nan=True):
+    shared = sorted(set(scores.documents) & set(others.documents))
+    num_seeds = math.lcm(scores.num_seeds, others.num_seeds)
+    both = [one.scored[np.isin(one.documents, shared)] for one in (scores, others)]
+    kept = [document for document, first, second in zip(shared, *both, strict=True) if first and second]
+    if not kept:
         return None
-    cases = np.arange(len(values))
-    with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
-        warnings.simplefilter("ignore", DegenerateDataWarning)  # the resamples all score the same: no interval
-        result = bootstrap(
-            (values,) if score is None else (cases,),
-            np.mean if score is None else lambda chosen, axis: score(values[chosen]),
-            n_resamples=resamples,
-            batch=max(1, BATCH_NUMBERS // values.size),
-            vectorized=True,
-            confidence_level=LEVEL,
-            method="BCa",
-            rng=np.random.default_rng(seed),
-        )
-    low, high = float(result.confidence_interval.low), float(result.confidence_interval.high)
-    return Interval(low, high) if np.isfinite([low, high]).all() else None
+    edits = scores.edits_of(kept)
+    edits = edits if any(edits) else others.edits_of(kept)
+    first, second = (one.of_cases(np.isin(one.documents, kept), num_seeds, edits) for one in (scores, others))
+    if first.factors is None and not first.is_pooled and first.groups is None:
+        return compare_pairs(_over_seeds(first.values), _over_seeds(second.values), permutations=permutations)
+    found = compare_pairs(
+        first.units(), second.units(), permutations=permutations, score=lambda units: first.of_sums(units.sum(axis=-4))
+    )
+    return found and found._replace(num_cases=len(kept))
 
 
-def wilson_interval(successes: int, num_cases: int) -> Interval:
-    """Wilson's 95% interval of a share of successes among independent cases."""
-    from scipy.stats import binomtest
-
-    found = binomtest(successes, num_cases).proportion_ci(LEVEL, method="wilson")
-    return Interval(float(found.low), float(found.high))
+def _over_seeds(values: Values) -> Values:
+    """(cases, seeds, 1) -> (cases,): mean over the seeds with a score."""
+    return np.asarray(np.nanmean(values[..., 0], axis=1))
 
 
 def compare_pairs(

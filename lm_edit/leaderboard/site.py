@@ -16,11 +16,11 @@ from lm_edit.leaderboard.columns import describe_case_sets, find_columns
 from lm_edit.leaderboard.published import columns_named, published_rows
 from lm_edit.leaderboard.render_html import render_html
 from lm_edit.leaderboard.render_text import CSV_HEADER, GENERATOR, render_csv, render_latex, render_markdown
-from lm_edit.leaderboard.significance import RESAMPLES
 from lm_edit.leaderboard.table import build_board, refuse_two_files
 from lm_edit.results.documents import load_documents
 from lm_edit.results.filters import filter_rows
 from lm_edit.results.runs import Paths, read_result_file
+from lm_edit.results.statistics.intervals import RESAMPLES
 from lm_edit.results.tables import load_cases, load_results
 
 FILES = ("index.html", "leaderboard.md", "leaderboard.csv", "leaderboard.tex")
@@ -133,4 +133,7 @@ def _notes(results: pd.DataFrame, sampled: Sequence[str], cases: pd.DataFrame) -
         if (place["file"], place["task"]) in shown:
             tasks.setdefault(place["file"], []).append(place["task"])
     without |= {name: f"no samples of {', '.join(sorted(of_file))}" for name, of_file in tasks.items()}
-    return [f"{name}: {reason}, so no intervals, tests and single cases" for name, reason in sorted(without.items())]
+    return [
+        f"{name}: {reason}, so no tests, no single cases, and intervals from standard errors only"
+        for name, reason in sorted(without.items())
+    ]

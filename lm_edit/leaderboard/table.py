@@ -10,10 +10,12 @@ import pandas as pd
 from edit_hooks.utils.errors import EditingError
 from lm_edit.leaderboard import significance
 from lm_edit.leaderboard.board import OUTSIDE, Board, Cell, Row, RowKey, Section
-from lm_edit.leaderboard.case_scores import CaseScores, combine_seeds, read_case_scores
 from lm_edit.leaderboard.columns import Column, ColumnKey, describe_case_sets, find_columns
 from lm_edit.leaderboard.significance import Comparison, Ranking
 from lm_edit.results.filters import is_missing, text_of
+from lm_edit.results.statistics.case_scores import CaseScores, combine_seeds, read_case_scores
+from lm_edit.results.statistics.intervals import RESAMPLES
+from lm_edit.results.statistics.of_rows import ALL_EQUAL, NO_SAMPLES, NOT_SCORED, Estimate, Summary, estimate
 from lm_eval_tasks.report.model_parts import differing_parts
 
 # Fields that distinguish rows of equal labels.
@@ -24,21 +26,15 @@ DIGITS = 12  # of values that are ranked
 COVERAGE_GAP = 0.1
 UNKNOWN_WEIGHTS = "weights not recorded"
 UNKNOWN_PARTS = "tokenizer and configuration not recorded"
-NO_SAMPLES = "no interval and no test: the run has no samples (--log_samples)"
-OF_GROUP = "no interval and no test: a group has no cases of its own"
-NOT_SCORED = "no case was scored"
+OF_GROUP = "a group has no cases of its own"
 UNSCORED = "unscored"  # without a reason that is known here
-INFINITE = "no interval and no test: the score is infinite"
-NOT_FROM_CASES = "no interval and no test: the score does not follow from single cases"
-ALL_EQUAL = "no interval: fewer than two scored cases, or all score the same"
-SHARE_OF_EQUAL = "all cases score the same: Wilson's interval"
 
 
 def build_board(
     results: pd.DataFrame,
     cases: pd.DataFrame,
     *,
-    resamples: int = significance.RESAMPLES,
+    resamples: int = RESAMPLES,
     first: Mapping[str, Sequence[tuple[str, str]]] | None = None,
 ) -> Board:
     """Compute the leaderboard.
@@ -58,13 +54,18 @@ def build_board(
     columns = find_columns(results, describe_case_sets(cases), first)
     refuse_two_files(results)
     rows = _read_rows(results, _cases_by_column(cases))
-    shares = {column.key for column in columns if column.is_share}  # a count or a difference can be 0 in all cases
-    shares -= {key for row in rows for key, scores in row.scores.items() if not scores.is_share}
+    shares = {column.key for column in columns if column.is_share}
     groups = {column.key for column in columns if column.is_group}
     for row in rows:
         for key, cell in row.cells.items():
-            without = OF_GROUP if key in groups else NO_SAMPLES
-            _add_interval(cell, row.scores.get(key), resamples, is_share=key in shares, without_scores=without)
+            summary = Summary(cell.value, key in shares, cell.stderr, cell.num_scored, not row.key.group_size)
+            found = estimate(
+                summary,
+                row.scores.get(key),
+                resamples=resamples,
+                without_scores=OF_GROUP if key in groups else NO_SAMPLES,
+            )
+            cell.interval, cell.note = found.interval, _note(found)
     return Board(tuple(columns), tuple(_sections(rows, columns, resamples)), resamples)
 
 
@@ -77,6 +78,14 @@ def refuse_two_files(results: pd.DataFrame) -> None:
                 f"run {rows.iloc[0]['run_name']} has results of {task} in {len(files)} files, as with two judges: "
                 f"{', '.join(files)}. Give only one of them."
             )
+
+
+def _note(found: Estimate) -> str:
+    """What a number lacks, and why; "" if it has an interval and tests."""
+    if found.note in ("", NOT_SCORED):
+        return found.note
+    lacks = (["no interval"] if found.interval is None else []) + ([] if found.note == ALL_EQUAL else ["no test"])
+    return f"{' and '.join(lacks)}: {found.note}"
 
 
 _CasesByColumn = Mapping[tuple[str, ColumnKey], CaseScores]
@@ -150,38 +159,16 @@ def _read_cell(record: Mapping[str, object], cases: CaseScores | None) -> Cell:
             left_out |= {reason or UNSCORED: number for reason, number in cases.reasons.items()}
         else:  # a score that is made of several means, each over its own cases
             left_out[UNSCORED] = failed
-    value, or_0 = (math.nan if is_missing(part) else float(str(part)) for part in (record["value"], record.get("or_0")))
+    value, stderr, or_0 = (
+        math.nan if is_missing(part) else float(str(part))
+        for part in (record["value"], record["stderr"], record.get("or_0"))
+    )
     reasons = {reason: count for reason, count in left_out.items() if count}
-    return Cell(value, num_scored, num_cases, reasons, or_0=or_0)
+    return Cell(value, num_scored, num_cases, reasons, stderr, or_0=or_0)
 
 
 def _count(value: object) -> int:
     return 0 if is_missing(value) else int(float(str(value)))
-
-
-def _add_interval(
-    cell: Cell, scores: CaseScores | None, resamples: int, *, is_share: bool, without_scores: str
-) -> None:
-    """Set the interval of a cell, or the reason why it has none.
-
-    Args:
-        is_share: the column is one of shares, and every case of each of its rows scores 0 or 1.
-        without_scores: why there are no scores of cases, if there are none.
-    """
-    if math.isnan(cell.value):
-        cell.note = NOT_SCORED
-    elif math.isinf(cell.value):
-        cell.note = INFINITE
-    elif scores is None:
-        cell.note = without_scores
-    elif not scores.gives(cell.value):
-        cell.note = NOT_FROM_CASES
-    else:
-        cell.interval = scores.interval(resamples)
-        if cell.interval is None and is_share and (equal := scores.interval_of_equal()):
-            cell.interval, cell.note = equal, SHARE_OF_EQUAL
-        elif cell.interval is None:
-            cell.note = ALL_EQUAL
 
 
 def _sections(rows: Sequence[Row], columns: Sequence[Column], resamples: int) -> Iterable[Section]:
@@ -292,7 +279,9 @@ def _is_testable(row: Row, key: ColumnKey) -> bool:
 
 
 def _test(row: Row, other: Row | None, key: ColumnKey, resamples: int) -> Comparison | None:
-    return None if other is None else row.scores[key].compared(other.scores[key], resamples)
+    return (
+        None if other is None else significance.compare_runs(row.scores[key], other.scores[key], permutations=resamples)
+    )
 
 
 def _test_of_pairs(row: Row, best: Row, key: ColumnKey, resamples: int, num_pairs: int) -> Comparison | None:

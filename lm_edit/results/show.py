@@ -13,6 +13,8 @@ from edit_hooks.utils.errors import EditingError, near_misses
 from lm_edit.results.filters import filter_rows
 from lm_edit.results.runs import Paths
 from lm_edit.results.schema import SAME_COLUMN
+from lm_edit.results.statistics.intervals import Interval
+from lm_edit.results.statistics.of_rows import describe_intervals, interval_of
 from lm_edit.results.tables import load_results
 from lm_eval_tasks.report.model_parts import differing_parts
 
@@ -31,7 +33,7 @@ class Comparison(NamedTuple):
 
     Attributes:
         rows: the header first.
-        notes: sentences about the rows whose columns cannot be compared.
+        notes: sentences about the intervals, and about the rows whose columns cannot be compared.
     """
 
     rows: list[list[str]]
@@ -42,8 +44,9 @@ def comparison(paths: Paths, metrics: Sequence[str] = (), only: Sequence[str] = 
     """One table of several runs.
 
     A column heading is editor (its label if it has one), mode, number of edits and data, with the settings where runs
-    would share it. A cell is value ± standard error (number of scored cases, of excluded ones, of failures with the
-    value if they count as 0, and of cases that are unscored for another reason).
+    would share it. A cell is the value, its 95% interval (after ``~`` that of the normal approximation), and in
+    parentheses the number of scored cases, of excluded ones, of failures with the value if they count as 0, and of
+    cases that are unscored for another reason.
 
     Args:
         metrics: only these, in this order, each with or without its stage (``efficacy_prob@immediate``).
@@ -61,7 +64,12 @@ def comparison(paths: Paths, metrics: Sequence[str] = (), only: Sequence[str] = 
     named = _headings(runs)
     several = {task for task, rows in frame.groupby("task") if rows["filter"].nunique() > 1}
     table = [["task", "metric", *named.values()]]
-    cells = {(row["run"], *(row[name] for name in PLACE)): _cell(row) for _, row in frame.iterrows()}
+    rows = frame.to_dict("records")
+    estimates = [interval_of(row) for row in rows]
+    cells = {
+        (row["run"], *(row[name] for name in PLACE)): _cell(row, found.interval)
+        for row, found in zip(rows, estimates, strict=True)
+    }
     order = (
         frame.drop_duplicates(PLACE) if metrics else frame.drop_duplicates(PLACE).sort_values("order", kind="stable")
     )
@@ -69,7 +77,8 @@ def comparison(paths: Paths, metrics: Sequence[str] = (), only: Sequence[str] = 
         name = row["shown"] + (f" ({row['filter']})" if row["task"] in several else "")
         place = tuple(row[name] for name in PLACE)
         table.append([row["task"], name, *(cells.get((run, *place), "") for run in runs)])
-    return Comparison(table, list(_differences(frame, named)))
+    intervals = describe_intervals(estimates)
+    return Comparison(table, [*([f"{intervals}."] if intervals else []), *_differences(frame, named)])
 
 
 def transposed(table: Comparison) -> Comparison:
@@ -192,9 +201,10 @@ def _distinction(row: Any, name: str) -> str:
     return f"{name} {'none' if math.isnan(row[name]) else format(row[name], 'g')}"
 
 
-def _cell(row: Any) -> str:
+def _cell(row: Any, interval: Interval | None) -> str:
     value = "unscored" if math.isnan(row["value"]) else f"{row['value']:.3f}"
-    error = "" if math.isnan(row["stderr"]) else f" ± {row['stderr']:.3f}"
+    mark = "~" if interval and interval.method == "normal approximation" else ""
+    ends = f", {mark}{interval.low:.3f} to {interval.high:.3f}" if interval else ""
     counts = [] if math.isnan(row["n"]) else [f"{row['n']:g}"]
     if row["excluded"] > 0:
         counts.append(f"{row['excluded']:g} excluded")
@@ -205,4 +215,4 @@ def _cell(row: Any) -> str:
         counts.append(f"{row['failed'] - zeroed:g} unscored")
     if math.isnan(row["zeroed"]) and not math.isnan(row["or_0"]) and row["or_0"] != row["value"]:
         counts.append(f"{row['or_0']:.3f} with failures as 0")  # an older file, which has no number of them
-    return value + error + (f" ({', '.join(counts)})" if counts else "")
+    return value + ends + (f" ({', '.join(counts)})" if counts else "")

@@ -129,18 +129,19 @@ def shown(path: Path, metric: str, capsys: Any) -> str:
     """The cell of a metric in `lm-edit results show`, of one run."""
     capsys.readouterr()
     assert main(["results", "show", str(path), "--metrics", metric]) == 0
-    return capsys.readouterr().out.splitlines()[-1].split("|")[-2].strip()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    return lines[-1].split("|")[-2].strip()
 
 
 @pytest.mark.parametrize(
     ("errors", "cell", "zeroed"),
     [
-        # One record has no paraphrases; the others score 1, 0, 0 (a sample variance of 1/3).
-        ({}, "0.333 ± 0.333 (3, 1 unscored)", 0),
+        # One record has no paraphrases; the others score 1, 0, 0 (Wilson's interval of 1 of 3).
+        ({}, "0.333, 0.061 to 0.792 (3, 1 unscored)", 0),
         # Without the first: 0 of 2, and 0 of 3 with a 0 for it.
-        ({"0": "no edit"}, "0.000 ± 0.000 (2, 1 failed, 0.000 with them as 0, 1 unscored)", 1),
+        ({"0": "no edit"}, "0.000, 0.000 to 0.658 (2, 1 failed, 0.000 with them as 0, 1 unscored)", 1),
         # Without the last: 1 of 2, and 1 of 3.
-        ({"3": "no edit"}, "0.500 ± 0.500 (2, 1 failed, 0.333 with them as 0, 1 unscored)", 1),
+        ({"3": "no edit"}, "0.500, 0.095 to 0.905 (2, 1 failed, 0.333 with them as 0, 1 unscored)", 1),
     ],
 )
 def test_only_failures_count_as_zero(
@@ -168,7 +169,7 @@ def test_a_wrong_number_of_failures_is_found(tmp_path: Path, capsys: Any) -> Non
 def test_older_files_do_not_know_the_number_of_failures(tmp_path: Path, capsys: Any) -> None:
     path = write_run(tmp_path, results=scripted_results("bake_gs", errors=(("3", "no edit"),)), samples=False)
     change(path, lambda content: content["results"]["bake_gs"].pop("paraphrase_prob_zeroed,none"))
-    assert shown(path, "paraphrase_prob", capsys) == "0.500 ± 0.500 (2, 2 unscored, 0.333 with failures as 0)"
+    assert shown(path, "paraphrase_prob", capsys) == "0.500, 0.095 to 0.905 (2, 2 unscored, 0.333 with failures as 0)"
     (row,) = [row for row in leaderboard([path], tmp_path / "site") if row["metric"] == "paraphrase_prob"]
     assert row["left_out"] == "unscored: 2"
 

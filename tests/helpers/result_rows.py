@@ -38,6 +38,8 @@ def row(editor: str, task: str, metric: str, value: float, **changes: Any) -> di
     values["editor_config"] = {}
     if editor == "unedited":
         values |= {"mode": "none", "settings": ""}
+    if changes.get("is_rate") is False:
+        values["is_share"] = False
     values |= changes
     if "run" not in changes:
         names = (

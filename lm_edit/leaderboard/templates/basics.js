@@ -72,7 +72,7 @@ function describe(cell) {
   if (cell.or_0 !== null) lines.push(`${number(cell.or_0)} if cases without a usable answer count as 0.`);
   if (cell.seeds.length === 1) lines.push(`Evaluated with seed ${cell.seeds[0][0]} alone.`);
   else if (cell.seeds.length) lines.push(`Mean of ${cell.seeds.length} seeds: ${cell.seeds.map(([seed, value]) => `${number(value)} (seed ${seed})`).join(", ")}.`);
-  if (cell.interval) lines.push(`95% interval: ${number(cell.interval[0])} to ${number(cell.interval[1])}.`);
+  if (cell.interval) lines.push(`95% interval (${cell.interval[2]}): ${number(cell.interval[0])} to ${number(cell.interval[1])}.`);
   if (cell.note) lines.push(`${cell.note[0].toUpperCase()}${cell.note.slice(1)}.`);
   if (cell.rank) lines.push(`Rank ${cell.rank} in its section.`);
   for (const [name, test] of [["the unedited model", cell.unedited], ["the best editor", cell.best]]) {

@@ -70,7 +70,7 @@ function firsts(columns) {
 function cellOf(row, index, style) {
   const cell = row.cells[index];
   if (!cell) return el("td", { class: `none ${style}`, title: "not evaluated" }, "");
-  const interval = cell.interval ? `${number(cell.interval[0])}–${number(cell.interval[1])}` : "";
+  const interval = cell.interval ? `${cell.interval[2] === "normal approximation" ? "~" : ""}${number(cell.interval[0])}–${number(cell.interval[1])}` : "";
   const counts = cell.of === null ? "" : el("span", { class: cell.n < cell.of ? "partial" : "" }, `${cell.n}/${cell.of}`);
   const open = () => show({ task: board.columns[index].task, doc: "", a: row.seeds[0][1][0], b: "" });
   return el("td", { class: style }, el("button", { type: "button", class: "cell", title: describe(cell).join("\n"), onclick: open, "data-cell": `${row.names[0]} ${index}` },

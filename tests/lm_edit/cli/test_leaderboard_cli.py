@@ -91,7 +91,9 @@ def test_own_files_are_replaced_and_others_are_not(runs, tmp_path, capsys):
 def test_runs_without_samples_have_numbers_and_a_note(runs, tmp_path, capsys):
     write_run(tmp_path / "bare", editor="ft_m", samples=False)
     assert build(runs, tmp_path / "bare", "-o", tmp_path / "site") == 0
-    assert "no samples, so no intervals, tests and single cases" in capsys.readouterr().out
+    assert (
+        "no samples, so no tests, no single cases, and intervals from standard errors only" in capsys.readouterr().out
+    )
     assert "| ft_m |" in (tmp_path / "site" / "leaderboard.md").read_text(encoding="utf-8")
 
 
@@ -100,7 +102,7 @@ def test_results_without_any_samples_are_compared_by_their_limit(tmp_path):
     write_run(tmp_path / "two", samples=False, editor="memit", editor_config={"layers": [4, 5]})
     assert build(tmp_path, "-o", tmp_path / "site") == 0
     text = (tmp_path / "site" / "leaderboard.md").read_text(encoding="utf-8")
-    assert re.search(r"\| memit \| 0\.\d+ \(4/4\) \|", text)
+    assert re.search(r"\| memit \| 0\.\d+ \[0\.\d+, [01]\.\d+\] \(4/4\) \|", text)
 
 
 def test_results_without_any_samples_are_compared_by_the_samples_that_were_asked(tmp_path, capsys):
@@ -122,10 +124,12 @@ def test_a_task_without_samples_does_not_hide_the_others(tmp_path, capsys):
         write_run(tmp_path / "parts", task, samples=samples, date=date)
     assert main(["results", "merge", str(tmp_path / "parts"), "--out", str(tmp_path / "merged")]) == 0
     assert build(tmp_path / "merged", "-o", tmp_path / "site") == 0
-    assert "no samples of bake_gs, so no intervals, tests and single cases" in capsys.readouterr().out
+    assert "no samples of bake_gs, so no tests, no single cases, and intervals from" in capsys.readouterr().out
     with (tmp_path / "site" / "leaderboard.csv").open(encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["metric"] in ("efficacy_prob", "paraphrase_prob")]
-    assert [(row["task"], bool(row["low"])) for row in rows] == [("bake_es", True), ("bake_gs", False)]
+        rows = list(csv.DictReader(file))
+    methods = {task: {row["interval"] for row in rows if row["task"] == task} for task in ("bake_es", "bake_gs")}
+    assert "BCa bootstrap" in methods["bake_es"] and "normal approximation" not in methods["bake_es"]
+    assert "normal approximation" in methods["bake_gs"] and "BCa bootstrap" not in methods["bake_gs"]
 
 
 def test_contradictory_runs_are_refused_and_can_be_chosen(runs, tmp_path, capsys):

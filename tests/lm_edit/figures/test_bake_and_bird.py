@@ -48,9 +48,12 @@ class TestLogProbabilities:
             frame(*logprobs("rome", -4.0, -1.0, stderr=0.5), *logprobs("ike", -2.0, -1.5, stderr=0.0))
         )
         assert [ends for ends in whiskers(some) if ends[0] == ends[1]] == []
-        assert "1.96 standard errors over cases; none where all cases score the same." in some.caption[0]
+        assert (
+            "(1.96 standard errors) where scores of single cases are missing); none where all cases score the"
+            in some.caption[0]
+        )
         none = bake_logprob.draw(frame(*logprobs("ike", -2.0, -1.5, stderr=0.0)))
-        assert whiskers(none) == [] and "No whiskers: all cases score the same." in none.caption[0]
+        assert whiskers(none) == [] and "No whiskers: all cases score the same, or" in none.caption[0]
 
     def test_the_caption_counts_unscored_cases_of_the_drawn_columns(self):
         """`unscored` counts cases in which any column of the task is missing, as chains of length 5 in KnowGIC."""

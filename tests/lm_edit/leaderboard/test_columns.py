@@ -152,7 +152,7 @@ def test_a_group_without_a_column_does_not_hide_its_members():
 def test_groups_have_the_documents_of_their_tasks_and_no_cases():
     key = ColumnKey("mmlu", "acc", "", "none")
     cell = of_groups(["mmlu"], GROUPS).sections[0].rows[0].cells[key]
-    assert (cell.counts, cell.interval, cell.note) == ("2/2", None, OF_GROUP)
+    assert (cell.counts, cell.interval, cell.note) == ("2/2", None, f"no interval and no test: {OF_GROUP}")
     results, cases = frames({"rome": SCORES})
     results["n"] = math.nan
     unknown = board((results, cases[:0]))

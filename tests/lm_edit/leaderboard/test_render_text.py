@@ -38,7 +38,7 @@ def test_markdown(board):
     assert line(text, "| unedited") == "| unedited | 0.000 [0.000, 0.324] (8/8) |"
     assert line(text, "| rome") == "| rome | **1.000**† [0.646, 1.000] (7/8) |"
     (other,) = [row for row in board.sections[0].rows if row.label.startswith("=")]
-    low, high = other.cells[board.columns[0].key].interval
+    low, high, _ = other.cells[board.columns[0].key].interval
     assert line(text, "| =cmd") == rf"| =cmd\|x_\<b\> | 0.500 [{low:.3f}, {high:.3f}] (8/8) |"
 
 

@@ -1,4 +1,4 @@
-"""Intervals, tests and ranks against numbers worked by hand, scipy called directly, and the examples of R's manual."""
+"""Tests and ranks against numbers worked by hand, scipy called directly, and the examples of R's manual."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from statsmodels.stats import multitest
 
 from lm_edit.leaderboard.significance import (
     Comparison,
-    bootstrap_interval,
     compare_pairs,
     corrected,
     rank_editors,
@@ -133,26 +132,6 @@ def test_holm_is_that_of_statsmodels():
     expected = multitest.multipletests(p_values, method="holm")[1]
     assert [test.p for test in adjusted if test] == pytest.approx(expected)
     assert corrected([]) == [] and corrected([None]) == [None]
-
-
-def test_bootstrap_interval_is_scipys():
-    values = np.random.default_rng(1).random(40)
-    expected = stats.bootstrap(
-        (values,), np.mean, n_resamples=500, method="BCa", rng=np.random.default_rng(0), confidence_level=0.95
-    ).confidence_interval
-    interval = bootstrap_interval(values, resamples=500)
-    assert interval is not None and tuple(interval) == pytest.approx((expected.low, expected.high))
-
-
-def test_bootstrap_interval_of_a_rate_is_about_that_of_theory():
-    """30 of 100: 0.3 +- 1.96 sqrt(0.3 * 0.7 / 100) = 0.210 .. 0.390."""
-    interval = bootstrap_interval(array(*[1] * 30, *[0] * 70))
-    assert interval is not None and tuple(interval) == pytest.approx((0.210, 0.390), abs=0.015)
-
-
-@pytest.mark.parametrize("values", [[], [1], [1, 1, 1]])
-def test_no_interval_where_resamples_cannot_differ(values):
-    assert bootstrap_interval(array(*values)) is None
 
 
 def test_ranks_on_the_example_of_r():

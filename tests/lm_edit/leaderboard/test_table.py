@@ -15,10 +15,11 @@ from board_frames import case_rows, frames, run_row
 
 from edit_hooks.utils.errors import EditingError
 from lm_edit.leaderboard.board import Board, Row
-from lm_edit.leaderboard.case_scores import CaseScores, combine_seeds
 from lm_edit.leaderboard.columns import ColumnKey
-from lm_edit.leaderboard.significance import bootstrap_interval
-from lm_edit.leaderboard.table import ALL_EQUAL, INFINITE, NO_SAMPLES, NOT_FROM_CASES, SHARE_OF_EQUAL, build_board
+from lm_edit.leaderboard.significance import compare_runs
+from lm_edit.leaderboard.table import build_board
+from lm_edit.results.statistics.case_scores import CaseScores, combine_seeds
+from lm_edit.results.statistics.intervals import normal_interval, wilson_interval
 
 ES = ColumnKey("bake_es", "efficacy_prob", "", "none")
 
@@ -132,45 +133,51 @@ def test_nothing_scored_is_no_number():
     assert math.isnan(cell.value) and (cell.num_scored, cell.rank, cell.note) == (0, None, "no case was scored")
 
 
-def test_without_samples_there_is_a_number_but_no_interval():
-    results, cases = frames(es(rome=[1, 0, 1]))
+def test_without_samples_the_standard_error_gives_the_interval() -> None:
+    results, cases = frames(es(rome=[1, 0, 1], ft=[0.5, 1, 0]))
+    results["stderr"] = [1 / 3, 0.25]  # of rome: 2/3 (1 - 2/3) = 2 (1/3)^2, so its cases score 0 or 1
+    cells = {name: row.cells[ES] for name, row in rows_of(board((results, cases[:0]))).items()}
+    without = "no test: the run has no samples (--log_samples)"
+    assert {name: cell.note for name, cell in cells.items()} == {"rome": without, "ft": without}
+    assert cells["rome"].interval == wilson_interval(2, 3) and cells["rome"].num_scored == 3
+    assert cells["ft"].interval == normal_interval(0.5, 0.25, is_share=True)
+    results["stderr"] = math.nan
     cell = rows_of(board((results, cases[:0])))["rome"].cells[ES]
-    assert (cell.num_scored, cell.interval, cell.note) == (3, None, NO_SAMPLES)
+    assert (cell.interval, cell.note) == (None, f"no interval and {without}")
 
 
-def test_scores_that_do_not_follow_from_cases_have_no_interval_and_no_test():
+def test_scores_that_do_not_follow_from_cases_have_no_interval_and_no_test() -> None:
     results, cases = frames(es(unedited=[0] * 8, rome=[1, 0] * 4))
     results.loc[results["editor"] == "rome", "value"] = 0.7
     cell = rows_of(board((results, cases)))["rome"].cells[ES]
-    assert (cell.interval, cell.note, cell.versus_unedited) == (None, NOT_FROM_CASES, None)
+    assert (cell.interval, cell.versus_unedited) == (None, None)
+    assert cell.note == "no interval and no test: the score does not follow from single cases"
 
 
 Z2 = 1.959963984540054**2  # Wilson's interval of n successes in n cases is n / (n + Z2) to 1
+EQUAL = "no interval: all cases score the same, or there are fewer than two"
 
 
-def test_counts_and_differences_that_are_zero_everywhere_are_no_shares():
-    rows = rows_of(board(frames(es(rome=[0] * 8), is_rate=False, is_share=False)))
-    assert rows["rome"].cells[ES].interval is None and rows["rome"].cells[ES].note == ALL_EQUAL
+def test_counts_and_differences_that_are_zero_everywhere_are_no_shares() -> None:
+    cell = rows_of(board(frames(es(rome=[0] * 8), is_rate=False, is_share=False)))["rome"].cells[ES]
+    assert (cell.interval, cell.note) == (None, EQUAL)
 
 
-def test_shares_without_a_direction_have_wilsons_interval():
-    rows = rows_of(board(frames(es(rome=[0] * 8), is_rate=False, higher_is_better=None)))
-    assert rows["rome"].cells[ES].note == SHARE_OF_EQUAL
-
-
-def test_shares_without_spread_have_wilsons_interval():
-    rows = rows_of(board(frames(es(unedited=[0] * 8, rome=[1] * 7 + [None], ft=[1, 0] * 4))))
+def test_shares_of_successes_have_wilsons_interval_whatever_is_better() -> None:
+    rows = rows_of(board(frames(es(unedited=[0] * 8, rome=[1] * 7 + [None], ft=[1, 0] * 4), higher_is_better=None)))
     cell = rows["rome"].cells[ES]
-    assert cell.interval == pytest.approx((7 / (7 + Z2), 1.0)) and cell.note == SHARE_OF_EQUAL
-    assert rows["unedited"].cells[ES].interval == pytest.approx((0.0, Z2 / (8 + Z2)))
-    assert rows["ft"].cells[ES].interval == bootstrap_interval(np.array([1.0, 0] * 4), resamples=199)
-    assert rows["ft"].cells[ES].note == ""
+    assert cell.interval == (pytest.approx(7 / (7 + Z2)), 1.0, "Wilson") and cell.note == ""
+    assert rows["unedited"].cells[ES].interval == (0.0, pytest.approx(Z2 / (8 + Z2)), "Wilson")
+    assert rows["ft"].cells[ES].interval == wilson_interval(4, 8)
 
 
-def test_equal_scores_that_are_no_shares_have_no_interval():
-    """One row of the column with a half shows that its cases are not successes and failures."""
-    rows = rows_of(board(frames(es(unedited=[0] * 4, rome=[1] * 4, ft=[1, 0.5, 0, 0]))))
-    assert (rows["rome"].cells[ES].interval, rows["rome"].cells[ES].note) == (None, ALL_EQUAL)
+def test_other_shares_have_the_bootstraps_interval() -> None:
+    """A row of 0 and 1 keeps Wilson's where another has a half: scores in 0..1 never vary more than these."""
+    rows = rows_of(board(frames(es(unedited=[0.5] * 4, rome=[1] * 4, ft=[1, 0.5, 0, 0]))))
+    assert rows["rome"].cells[ES].interval == wilson_interval(4, 4)
+    assert (rows["unedited"].cells[ES].interval, rows["unedited"].cells[ES].note) == (None, EQUAL)
+    interval = rows["ft"].cells[ES].interval
+    assert interval is not None and interval.method == "BCa bootstrap" and interval.low < 0.375 < interval.high
 
 
 def test_edit_scores_have_intervals_and_tests_of_their_own():
@@ -218,7 +225,7 @@ def test_pooled_means_have_intervals_tests_and_the_reasons_of_their_cases():
     # All 2 ** 6 ways to swap 6 cases are tried; only the two in which one run has all low values are as extreme.
     assert cell.versus_unedited.p == pytest.approx(2 / 64)
     assert (cell.num_scored, cell.num_cases, cell.left_out) == (6, 7, {"no chains": 1})
-    assert (rows["unedited"].cells[key].interval, rows["unedited"].cells[key].note) == (None, ALL_EQUAL)
+    assert (rows["unedited"].cells[key].interval, rows["unedited"].cells[key].note) == (None, EQUAL)
 
 
 def grouped(scores: dict[str, list[float | None]], edits: list[str], **common: object) -> dict[str, Row]:
@@ -244,9 +251,10 @@ def test_cases_under_one_edit_are_swapped_and_drawn_together():
     values = [1, 1, 0, 0, 1, 0, 1, 1]
     by_group = grouped({"rome": values}, edits)["rome"].cells[ES]
     assert by_group.value == 5 / 8
-    assert by_group.interval == pytest.approx(bootstrap_interval(np.array([1, 0, 0.5, 1.0]), resamples=199))
+    means = rows_of(board(frames(es(rome=[1, 0, 0.5, 1]))))["rome"].cells[ES]
+    assert by_group.interval == means.interval is not None
     certain = grouped({"rome": [1.0] * 8}, ["a", "a", "b", "b", "c", "c", "d", "d"])["rome"].cells[ES]
-    assert certain.interval == pytest.approx((4 / (4 + Z2), 1.0))  # four edits, not eight cases
+    assert certain.interval == wilson_interval(4, 4)  # four edits, not eight cases
     assert by_group.interval != grouped({"rome": values}, [str(n) for n in range(8)])["rome"].cells[ES].interval
 
 
@@ -255,7 +263,7 @@ def test_groups_of_other_sizes_weigh_by_their_scored_cases():
     edits = ["a", "a", "a", "b", "b", "c"]
     rows = grouped({"rome": [1, 1, 1, 0, None, 0], "ft": [0, 0, 1, 1, None, 1]}, edits)
     ours, theirs = (rows[name].scores[ES] for name in ("rome", "ft"))
-    found = ours.compared(theirs, 199)
+    found = compare_runs(ours, theirs, permutations=199)
     # Swapping groups changes the difference by 2 * (2, -1, -1) / 5: 8 ways, all at least as extreme as 0.
     assert found is not None and (found.num_cases, found.difference, found.p) == (5, pytest.approx(0), 1.0)
     assert rows["rome"].cells[ES].value == pytest.approx(3 / 5)
@@ -265,14 +273,14 @@ def test_pooled_means_and_edit_scores_of_groups_are_those_of_their_cases():
     """Values 1/2, 1, 1/4 with weights 2, 1, 4: (1 + 1 + 1) / 7. Components (1, 1/2) and (1/2, 1): 2 / (4/3 + 4/3)."""
     pooled = CaseScores((0, 1, 2), one_seed([[0.5, 2], [1, 1], [0.25, 4]]), None, {}, True, ("a", "a", "b"))
     nothing = CaseScores((0, 1, 2), one_seed([[0, 2], [0, 1], [0, 4]]), None, {}, True, ("a", "a", "b"))
-    found = pooled.compared(nothing, 199)
+    found = compare_runs(pooled, nothing, permutations=199)
     assert found is not None and found.difference == pytest.approx(3 / 7) and pooled.gives(3 / 7)
-    assert pooled.interval(199) is not None
+    assert pooled.interval(is_share=True, resamples=199) is not None
     score = CaseScores(
         (0, 1, 2), one_seed([[1, 0.5], [math.nan, 0.5], [0.5, 1.25]]), (0, 1), {}, False, ("a", "a", "b")
     )
     zero = CaseScores((0, 1, 2), one_seed([[0, 0]] * 3), (0, 1), {}, False, ("a", "a", "b"))
-    compared = score.compared(zero, 199)
+    compared = compare_runs(score, zero, permutations=199)
     # means (1 + 1/2) / 2 = 3/4 and (1/2 + 1/2 + 5/4) / 3 = 3/4
     assert compared is not None and compared.difference == pytest.approx(3 / 4)
 
@@ -283,7 +291,12 @@ def test_infinite_scores_have_no_interval_and_no_test():
     results, cases = frames(es(rome=[1, 0], ft=[1, 1]))
     results.loc[results["editor"] == "rome", "value"] = math.inf
     cell = rows_of(board((results, cases)))["rome"].cells[ES]
-    assert (cell.interval, cell.note, cell.rank, cell.versus_best) == (None, INFINITE, 1, None)
+    assert (cell.interval, cell.note, cell.rank, cell.versus_best) == (
+        None,
+        "no interval and no test: the score is infinite",
+        1,
+        None,
+    )
 
 
 def test_a_column_that_one_seed_has_names_the_seed():
@@ -295,8 +308,8 @@ def test_a_column_that_one_seed_has_names_the_seed():
 def test_one_case_has_a_wide_interval_and_no_mark():
     rows = rows_of(board(frames(es(unedited=[0], rome=[1], ft=[0]))))
     cell = rows["rome"].cells[ES]
-    assert (cell.value, cell.note, cell.marks) == (1.0, SHARE_OF_EQUAL, "")
-    assert cell.interval == pytest.approx((1 / (1 + Z2), 1.0))
+    assert (cell.value, cell.note, cell.marks) == (1.0, "", "")
+    assert cell.interval == (pytest.approx(1 / (1 + Z2)), 1.0, "Wilson")
     assert cell.versus_unedited is not None and cell.versus_unedited.p == 1.0
 
 
@@ -376,7 +389,7 @@ def test_seeds_are_one_row_with_the_mean():
     assert list(rows) == ["unedited", "rome"] and list(rows["rome"].runs) == ["0", "1"]
     cell = rows["rome"].cells[ES]
     assert cell.value == 5 / 8 and cell.by_seed == {"0": 0.75, "1": 0.5}
-    assert cell.interval == bootstrap_interval(np.array([1, 1, 0.5, 0]), resamples=199)
+    assert cell.interval == rows_of(board(frames(es(rome=[1, 1, 0.5, 0]))))["rome"].cells[ES].interval is not None
     test = cell.versus_unedited
     assert test is not None and (test.test, test.num_cases, test.difference, test.p) == (
         "permutation",
@@ -408,7 +421,7 @@ def test_composite_scores_of_seeds_are_averaged_after_the_harmonic_mean():
     for edits in ((), ("a", "b"), ("a", "a")):
         score = CaseScores((0, 1), values, (0, 1), {}, edits=edits)
         assert score.gives(7 / 12)
-        found = score.compared(zero, 199)
+        found = compare_runs(score, zero, permutations=199)
         assert found is not None and found.difference == pytest.approx(7 / 12, abs=1e-4)
 
 
@@ -416,7 +429,7 @@ def test_pooled_means_of_seeds():
     """(1/2 * 2 + 1) / 3 and 1/2, once per seed: (2/3 + 1/2) / 2."""
     values = np.array([[[0.5, 2], [0.5, 2]], [[1, 1], [0.5, 1]]])
     assert CaseScores((0, 1), values, None, {}, True).gives(7 / 12)
-    assert CaseScores((0, 1), values, None, {}, True, ("a", "b")).interval(199) is not None
+    assert CaseScores((0, 1), values, None, {}, True, ("a", "b")).interval(is_share=True, resamples=199) is not None
 
 
 def test_seeds_with_other_cases_have_no_test():

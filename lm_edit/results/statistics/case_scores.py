@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,14 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from edit_hooks.utils.readable import readable
-from lm_edit.leaderboard.significance import (
-    Comparison,
-    Interval,
-    Values,
-    bootstrap_interval,
-    compare_pairs,
-    wilson_interval,
-)
+from lm_edit.results.statistics.intervals import RESAMPLES, Interval, Values, bootstrap_interval, wilson_interval
 from lm_eval_tasks.common.scoring.columns import is_number
 
 # A mean over cases may be summed in another order than the score.
@@ -64,112 +56,94 @@ class CaseScores(NamedTuple):
         """Cases with a score of some component."""
         return int(np.isfinite(self.values).any(axis=(1, 2)).sum())
 
-    def score(self, values: Values) -> Values:
-        """(..., cases, seeds, components) -> (...); NaN if a component is scored in no case of a seed."""
-        if self.is_pooled:
-            with np.errstate(invalid="ignore"):  # no scored case
-                pooled = np.nansum(values.prod(axis=-1), axis=-2) / np.nansum(values[..., 1], axis=-2)
-            return np.asarray(pooled.mean(axis=-1))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # a component that is scored in no case
-            return self._of_means(np.nanmean(values, axis=-3))
-
     def gives(self, value: float) -> bool:
         """Whether the column's value is finite and follows from these scores."""
-        score = float(self.score(self.values))
+        score = float(self.of_sums(self.units().sum(axis=0)))
         return math.isfinite(value) and math.isclose(score, value, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
-    def interval(self, resamples: int) -> Interval | None:
-        """Bootstrap interval over cases; cases under one edit are not independent, and are drawn together."""
-        if (groups := self._groups(self.edits)) is not None:
-            return bootstrap_interval(self._collapsed(self.values, groups), resamples=resamples, score=self._of_groups)
-        if self.factors is not None:
-            return bootstrap_interval(self.values, resamples=resamples, score=self.score)
-        scored = self.values[np.isfinite(self.values[..., 0]).any(axis=1)]
-        first = scored[..., 0]
-        if first.size and (first == first.flat[0]).all():
+    def interval(self, *, is_share: bool, resamples: int = RESAMPLES) -> Interval | None:
+        """The 95% interval over cases: Wilson's for successes and failures, otherwise that of the bootstrap.
+
+        Cases under one edit are not independent: they are drawn together, and of a share whose cases all score the
+        same, as in 64 of 64, they count once. A case has one draw for its scores under all seeds.
+
+        Args:
+            is_share: the score is declared as a mean share. A count or a difference can be 0 in all cases, too.
+
+        Returns:
+            ``None`` for fewer than two cases without Wilson's interval, and if they all score the same.
+        """
+        units, first = self.units(), self.values[..., 0]
+        found = np.unique(first[np.isfinite(first)])
+        is_alone = self.groups is None and self.num_seeds == 1
+        if is_share and self._is_of_successes and (len(found) == 1 or is_alone):
+            number = len(units)
+            return wilson_interval(number * int(found[0]) if len(found) == 1 else int(np.nansum(first)), number)
+        if self.factors is None and len(found) == 1:
             return None  # weights of a pooled mean may differ
-        if self.is_pooled or first.shape[1] > 1:
-            return bootstrap_interval(scored, resamples=resamples, score=self.score)
-        return bootstrap_interval(first[:, 0], resamples=resamples)
+        return bootstrap_interval(units, self.of_sums, resamples=resamples)
 
     @property
-    def is_share(self) -> bool:
-        """Whether the score is a mean over cases that each succeed (1) or fail (0)."""
+    def _is_of_successes(self) -> bool:
+        """Whether the score is a mean over cases that each succeed (1) or fail (0); false without a scored case."""
         scored = self.values[np.isfinite(self.values)]
-        return self.factors is None and not self.is_pooled and bool(np.isin(scored, (0, 1)).all())
-
-    def interval_of_equal(self) -> Interval | None:
-        """Interval of a share whose cases all succeed or all fail; cases under one edit count once.
-
-        ``None`` if they differ, or there are none.
-        """
-        scored = np.isfinite(self.values).any(axis=(1, 2))
-        found = np.unique(self.values[np.isfinite(self.values)])
-        if not self.is_share or len(found) != 1:
-            return None
-        groups = self._groups(self.edits)
-        number = int(scored.sum()) if groups is None else len(np.unique(groups[scored]))
-        return wilson_interval(int(found[0]) * number, number)
-
-    def compared(self, other: CaseScores, resamples: int) -> Comparison | None:
-        """Paired test on the cases of both runs; ``None`` if there is no such case."""
-        shared = sorted(set(self.documents) & set(other.documents))
-        seeds = math.lcm(self.num_seeds, other.num_seeds)
-        first, second = (
-            np.tile(scores.values[np.isin(scores.documents, shared)], (1, seeds // scores.num_seeds, 1))
-            for scores in (self, other)
-        )
-        edits = [scores.edits_of(shared) for scores in (self, other)]
-        if (groups := self._groups(edits[0] if any(edits[0]) else edits[1])) is not None:
-            both = np.isfinite(first).any(axis=(1, 2)) & np.isfinite(second).any(axis=(1, 2))
-            units = [self._collapsed(values[both], groups[both]) for values in (first, second)]
-            found = compare_pairs(*units, permutations=resamples, score=self._of_groups)
-            return found and found._replace(num_cases=int(both.sum()))
-        if self.factors is None and not self.is_pooled:
-            return compare_pairs(_over_seeds(first), _over_seeds(second), permutations=resamples)
-        return compare_pairs(first, second, permutations=resamples, score=self.score)
+        return bool(self.factors is None and not self.is_pooled and scored.size and np.isin(scored, (0, 1)).all())
 
     def edits_of(self, documents: Sequence[int]) -> tuple[str, ...]:
         """The edits of some of the documents."""
         known = dict(zip(self.documents, self.edits or [""] * len(self.documents), strict=True))
         return tuple(known[document] for document in documents)
 
-    @staticmethod
-    def _groups(edits: Sequence[str]) -> NDArray[np.int64] | None:
+    @property
+    def groups(self) -> NDArray[np.int64] | None:
         """Number of each case's group, of cases under one edit; ``None`` if every case has an edit of its own."""
-        names = [edit or f"case {number}" for number, edit in enumerate(edits)]
+        names = [edit or f"case {number}" for number, edit in enumerate(self.edits)]
         if len(set(names)) == len(names):
             return None
         return np.unique(names, return_inverse=True)[1].astype(np.int64)
 
-    def _collapsed(self, values: Values, groups: NDArray[np.int64]) -> Values:
-        """Sums and weights of each component over the scored cases of each group: (groups, 2, seeds, components)."""
-        weights = np.isfinite(values).astype(np.float64)
-        sums = np.nan_to_num(values)
+    def _parts(self) -> Values:
+        """What each case adds to the sums and weights of each component: (cases, 2, seeds, components)."""
+        weights = np.isfinite(self.values).astype(np.float64)
+        sums = np.where(weights, self.values, 0.0)
         if self.is_pooled:
             weights = sums[..., 1:]
             sums = sums[..., :1] * weights
-        numbers = np.unique(groups[weights.any(axis=(1, 2))])
-        return np.stack([[part[groups == number].sum(axis=0) for part in (sums, weights)] for number in numbers])
+        return np.stack([sums, weights], axis=1)
 
-    def _of_groups(self, collapsed: Values) -> Values:
-        """(..., groups, 2, seeds, components) -> (...): the score of the cases of these groups."""
-        totals = collapsed.sum(axis=-4)
+    @property
+    def scored(self) -> NDArray[np.bool_]:
+        """(cases,) whether a case counts in the score."""
+        return np.asarray(self._parts()[:, 1].any(axis=(1, 2)))
+
+    def units(self) -> Values:
+        """Sums and weights of each component over what is drawn together: (groups, 2, seeds, components).
+
+        Cases under one edit are a group, others one each; groups of which no case is scored are left out.
+        """
+        parts, scored = self._parts(), self.scored
+        if (groups := self.groups) is None:
+            return parts[scored]
+        _, numbers = np.unique(groups[scored], return_inverse=True)
+        units = np.zeros((int(numbers.max(initial=-1)) + 1, *parts.shape[1:]))
+        np.add.at(units, numbers, parts[scored])
+        return units
+
+    def of_cases(self, chosen: NDArray[np.bool_], num_seeds: int, edits: tuple[str, ...]) -> CaseScores:
+        """The scores of some cases, under these edits, with the seeds repeated up to a number."""
+        values = np.tile(self.values[chosen], (1, num_seeds // self.num_seeds, 1))
+        documents = tuple(np.asarray(self.documents)[chosen].tolist())
+        return self._replace(documents=documents, values=values, edits=edits)
+
+    def of_sums(self, sums: Values) -> Values:
+        """(..., 2, seeds, components) -> (...): the score of cases with these sums and weights."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            return self._of_means(totals[..., 0, :, :] / totals[..., 1, :, :])
+            return self._of_means(sums[..., 0, :, :] / sums[..., 1, :, :])
 
     def _of_means(self, means: Values) -> Values:
         """(..., seeds, components) -> (...): mean over seeds."""
         scores = means[..., 0] if self.factors is None else edit_score(means, self.factors)
         return np.asarray(scores.mean(axis=-1))
-
-
-def _over_seeds(values: Values) -> Values:
-    """(cases, seeds, 1) -> (cases,): mean over the seeds with a score; NaN where no seed has one."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a case without a score
-        return np.asarray(np.nanmean(values[..., 0], axis=1))
 
 
 def combine_seeds(runs: Sequence[CaseScores]) -> CaseScores | None:
