@@ -14,7 +14,8 @@ The order matters: in 0.4.13 the registry fills itself with the built-in models 
 registered before ``lm_eval.models`` was imported makes ``hf`` and all the others "not found".
 
 ``LM_EVAL_EDITING_AUTOLOAD=0`` disables the hook. Where no ``.pth`` file is read (``pip install --target``,
-``python -S``, a notebook kernel that was running during the install) ``import lm_eval_editing_autoload`` does the same.
+``python -S``, a notebook kernel that was running during the install) ``import lm_eval_editing_autoload`` does the same,
+and ``python -m lm_eval_editing_autoload`` is the command ``lm_eval`` with it.
 
 Every interpreter of the environment runs this file, so it imports only modules that start-up has loaded already, never
 raises, and reports a failure in one line on standard error.
@@ -131,3 +132,8 @@ try:
     install()
 except Exception as error:
     _report("start-up hook is off", error)
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()

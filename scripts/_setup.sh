@@ -4,6 +4,9 @@
 #
 # Environment: $LM_EDIT_VENV if set (created if missing), else the active one ($VIRTUAL_ENV), else .venv in the checkout.
 # Versions: constraints.txt, or the file in $LM_EDIT_CONSTRAINTS (empty: the newest versions).
+# Build of torch: on a machine without a GPU the one for CPUs, which needs no gigabytes of CUDA libraries;
+#   LM_EDIT_TORCH=default    whatever pip finds; LM_EDIT_TORCH=cpu: the CPU build on a machine with a GPU, too
+#   LM_EDIT_TORCH_INDEX=URL  an index or mirror that has CPU builds, for pip
 # Another run installs nothing unless pyproject.toml, the constraints or this file have changed.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
@@ -63,19 +66,61 @@ pip_install() {
     fail "pip could not install $*; its message is above"
 }
 
+has_gpu() { [ -e /dev/kfd ] || nvidia-smi -L 2>/dev/null | grep -q GPU; }
+
+wants_cpu_build() {
+  case "${LM_EDIT_TORCH:-}" in
+    cpu) return 0 ;;
+    default) return 1 ;;
+    "") [ "$(uname -s)" = Linux ] && ! has_gpu ;; # elsewhere pip finds builds without CUDA
+    *) fail "LM_EDIT_TORCH is '$LM_EDIT_TORCH'; accepted are cpu and default (whatever pip finds)" ;;
+  esac
+}
+
+has_torch() { # an installed version that satisfies the requirement
+  "$VENV/bin/python" - "$1" 2>/dev/null <<'PY'
+import importlib.metadata, sys
+from pip._vendor.packaging.requirements import Requirement
+requirement = Requirement(sys.argv[1])
+sys.exit(not requirement.specifier.contains(importlib.metadata.version(requirement.name), prereleases=True))
+PY
+}
+
+pip_finds_cpu_build() { # as an index in the user's configuration, or a cache of wheels, may offer
+  "$VENV/bin/python" -m pip install --disable-pip-version-check -qq --dry-run --report - ${CONSTRAINTS:+-c "$CONSTRAINTS"} "$1" 2>/dev/null |
+    "$VENV/bin/python" -c '
+import json, sys
+found = [entry["metadata"] for entry in json.load(sys.stdin)["install"]]
+torch = [entry["version"] for entry in found if entry["name"] == "torch"]
+cuda = [entry["name"] for entry in found if entry["name"].startswith(("nvidia-", "cuda-"))]
+sys.exit(not torch or bool(cuda) or "+cu" in torch[0])' 2>/dev/null
+}
+
+install_torch() { # REQUIREMENT; first and alone, so that no range in another requirement chooses another build
+  if has_torch "$1"; then return; fi
+  say "Installing $1 (the first time takes minutes)"
+  if ! wants_cpu_build; then
+    pip_install "$1"
+    return
+  fi
+  echo "CPU build (no GPU found, or LM_EDIT_TORCH=cpu). LM_EDIT_TORCH=default installs what pip finds."
+  if [ -n "${LM_EDIT_TORCH_INDEX:-}" ]; then
+    pip_install --extra-index-url "$LM_EDIT_TORCH_INDEX" "$1"
+  elif pip_finds_cpu_build "$1"; then
+    pip_install "$1"
+  else
+    pip_install uv # knows where PyTorch keeps its builds
+    "$VENV/bin/python" -m uv pip install --quiet --python "$VENV/bin/python" --torch-backend cpu "$1" ||
+      fail "no CPU build of $1 could be installed; name an index that has one with LM_EDIT_TORCH_INDEX=URL, or take the build with CUDA libraries with LM_EDIT_TORCH=default"
+  fi
+}
+
 install_project() {
   local torch
   "$VENV/bin/python" -m pip --version >/dev/null 2>&1 || "$VENV/bin/python" -m ensurepip >/dev/null ||
     fail "the environment $VENV has no pip"
-  # First and alone: with an exact version pip can take a CPU build that the user's configuration offers; a range in
-  # another package's requirements could select the newest build with its CUDA libraries.
   torch="$([ -z "$CONSTRAINTS" ] || grep -E '^torch==' "$CONSTRAINTS" || true)"
-  if [ -n "$torch" ]; then
-    say "Installing $torch (the first time takes minutes)"
-    command -v nvidia-smi >/dev/null 2>&1 ||
-      echo "No NVIDIA GPU found. If pip fetches CUDA libraries, point it to PyTorch's CPU-only index to save the space."
-    pip_install "$torch"
-  fi
+  install_torch "${torch:-$(sed -n 's/^ *"\(torch>=[^"]*\)",$/\1/p' "$ROOT/pyproject.toml")}"
   say "Installing lm-eval-editing[$1] and what it needs"
   pip_install -e "$ROOT[$1]"
 }

@@ -40,8 +40,9 @@ def check_results(paths: Paths) -> Report:
     names = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     roots = [root for name in names if ((root := user_path(name, "result file or folder")) / MARKER).is_file()]
     refused = [Problem(path, text) for root in roots for path, text in unreadable(root)]
+    new = {root for root in roots if not any(root.rglob("results_*.json"))}  # a repository before its first results
     try:
-        files = list(dict.fromkeys(find_result_files(names)))
+        files = list(dict.fromkeys(find_result_files([name for name in names if Path(name) not in new])))
     except EditingError:
         if not refused:
             raise

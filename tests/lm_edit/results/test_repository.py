@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from result_files import change, write_run
+from templates import copy_template
 
 from edit_hooks.utils.errors import EditingError
 from lm_edit import load_cases, load_results
+from lm_edit.cli.main import main
 from lm_edit.results.check import check_results
 from lm_edit.results.repository import MARKER, MESSAGE, submit
 
@@ -131,3 +134,16 @@ def test_an_unknown_layout_is_a_problem(run_file: Path, tmp_path: Path) -> None:
     submit(run_file, root)
     (root / MARKER).write_text("[]")
     assert any("layout None is unknown" in text for text in problems(root))
+
+
+def test_the_template_is_a_repository_that_its_workflow_accepts(run_file: Path, tmp_path: Path, capsys: Any) -> None:
+    root = copy_template("results", tmp_path / "repository", {"never in it": ""})
+    workflow = yaml.safe_load((root / ".github/workflows/check.yml").read_text(encoding="utf-8"))
+    (check,) = [step["run"] for step in workflow["jobs"]["check"]["steps"] if " check " in step.get("run", "")]
+    words = [str(root) if word == "." else word for word in check.split()[1:]]
+    assert main(words) == 0 and "0 result files, 0 problems" in capsys.readouterr().out
+    submit(run_file, root)
+    assert main(words) == 0 and "1 result files, 0 problems" in capsys.readouterr().out
+    (saved,) = root.rglob("results_*.json")
+    saved.write_text(saved.read_text(encoding="utf-8").replace('"results": {', '"results": {"x": {"a,none": NaN},'))
+    assert main(words) == 1
