@@ -29,7 +29,7 @@ ROWS = ["2", "1", "0"]  # sha256sum of "5:0" to "5:3" in ascending order: rows 2
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LM_EDIT_CACHE", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 def test_the_order_of_the_rows_is_that_of_their_digests() -> None:

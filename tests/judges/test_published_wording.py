@@ -65,7 +65,7 @@ def test_the_preset_judges_with_it_under_a_name_and_hash_of_its_own() -> None:
 
 def test_without_a_network_the_judge_fails_before_it_judges(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LM_EDIT_CACHE", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(EditingError, match=r"evaluate_utils\.py is not in the cache"):
         make_model_judge("published_wording")
 
@@ -75,7 +75,7 @@ def test_a_changed_layout_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path:
     source = dataclasses.replace(SOURCE, sha256=hashlib.sha256(content).hexdigest())
     monkeypatch.setattr(published_wording, "SOURCE", source)
     monkeypatch.setenv("LM_EDIT_CACHE", str(tmp_path))
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with serve_files({f"{source.repository}/{source.commit}/{source.path}": content}) as server:
         monkeypatch.setattr(pinned_file, "HOST", server.url)
         with pytest.raises(EditingError, match="holds no text between"):

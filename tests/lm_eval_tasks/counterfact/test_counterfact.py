@@ -168,7 +168,7 @@ def test_the_sample_answers_every_task() -> None:
 
 def test_offline_the_place_of_the_file_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LM_EDIT_CACHE", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(EditingError, match=r"counterfact-edit\.json.*put it at"):
         COUNTERFACT_FLAT.load({"data": "hub"})
     with pytest.raises(EditingError, match="data_revision='v1' has no meaning for data=hub"):
@@ -184,7 +184,7 @@ def test_the_published_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     pinned = COUNTERFACT_FLAT.source.published
     assert pinned is not None and hashlib.sha256(content).hexdigest() == pinned.sha256
     monkeypatch.setenv("LM_EDIT_CACHE", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     pinned.cached.parent.mkdir(parents=True)
     pinned.cached.write_bytes(content)
     loaded = COUNTERFACT_FLAT.load({"data": "hub"})

@@ -85,7 +85,7 @@ def test_the_set_of_sequential_editing_is_the_published_file(monkeypatch: pytest
     pinned = QAEDIT.source.sets["inter_1k"]
     assert hashlib.sha256(published).hexdigest() == pinned.sha256
     monkeypatch.setenv("LM_EDIT_CACHE", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     pinned.cached.parent.mkdir(parents=True)
     pinned.cached.write_bytes(published)
     loaded = QAEDIT.load({"data": "hub:inter_1k"})

@@ -64,7 +64,7 @@ def test_data_of_the_wrong_type_is_an_error(data: Any) -> None:
 def test_unreachable_hub_names_the_three_remedies(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: Source
 ) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(EditingError) as caught:
         load(source, {"pretrained": "some/model"})
@@ -96,7 +96,7 @@ def with_a_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: Source) 
         repository="someone/release", commit="c" * 40, path="data/two.json", sha256=hashlib.sha256(content).hexdigest()
     )
     monkeypatch.setenv("LM_EDIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     pinned.cached.parent.mkdir(parents=True)
     pinned.cached.write_bytes(content)
     return dataclasses.replace(source, sets={"two": pinned})

@@ -121,7 +121,7 @@ def test_a_plain_address_is_recorded_and_its_missing_digest_is_named_in_a_warnin
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("LM_EDIT_CACHE", str(tmp_path))
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with serve_files({"dsets/towns.json": json.dumps(TOWNS).encode()}) as server:
         file = UrlFile(url=f"{server.url}/dsets/towns.json", sha256=None)
         with caplog.at_level(logging.WARNING, "lm_eval.editing_tasks"):
