@@ -5,49 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
-from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import cache_root, require_folder
 from edit_hooks.utils.logs import get_logger
 from judges.backends.base import Backend, Fault, Outcome, Reply
 from judges.base import Item, Judged, Report, Verdict, count_reasons
+from judges.model.cost import CostEstimate
 from judges.model.verdict_store import VerdictStore
 from judges.parse import ParsedReply, read_verdict
-from judges.prompt import Prompt, estimate_tokens
+from judges.prompt import Prompt
 from judges.settings import OFF, JudgeSettings
 
 log = get_logger("lm_eval.judges")
 
 DRY_RUN = "dry run: no request sent"
-
-
-class Plan(NamedTuple):
-    """Cost of judging some items, computed without a request.
-
-    Args:
-        num_items: answers, duplicates included.
-        num_distinct: distinct answers; ``num_stored`` of them have a stored reply, ``num_calls`` need a request.
-        prompt_tokens: estimate, characters / 4.
-        reply_tokens: upper bound; ``None`` if replies are not limited.
-    """
-
-    num_items: int
-    num_distinct: int
-    num_stored: int
-    num_calls: int
-    prompt_tokens: int
-    reply_tokens: int | None
-
-    def __str__(self) -> str:
-        cost = cost_text(self.num_calls, self.prompt_tokens, self.reply_tokens)
-        return f"{self.num_items} answers, {self.num_distinct} distinct, {self.num_stored} in the store: {cost}"
-
-
-def cost_text(num_calls: int, prompt_tokens: int, reply_tokens: int | None) -> str:
-    """Estimated cost of some requests; ``reply_tokens`` is an upper bound, ``None`` without one."""
-    bound = "unbounded" if reply_tokens is None else f"at most {reply_tokens}"
-    return f"{num_calls} calls, about {prompt_tokens} prompt tokens, {bound} reply tokens"
 
 
 class ModelJudge:
@@ -72,13 +43,11 @@ class ModelJudge:
         settings = self.settings
         return {**settings.identity, **settings.reading, "prompt": self.prompt.name, "prompt_hash": self.prompt.hash}
 
-    def plan(self, items: Sequence[Item]) -> Plan:
+    def plan(self, items: Sequence[Item]) -> CostEstimate:
         """Compute the cost of :meth:`judge` without a request."""
         distinct, stored = self._read_stored(items)
         chats = [self.prompt.chat(item) for item in distinct if item not in stored]
-        limit = self.settings.max_reply_tokens
-        reply_tokens = None if limit is None else limit * len(chats)
-        return Plan(len(items), len(distinct), len(stored), len(chats), sum(map(estimate_tokens, chats)), reply_tokens)
+        return CostEstimate.of("answers", len(items), len(stored), chats, self.settings)
 
     def judge(self, items: Sequence[Item]) -> Judged:
         """Return one verdict per item, in order. Each distinct item without a stored reply costs one request.
@@ -96,7 +65,7 @@ class ModelJudge:
             log.warning("judge %s, dry run: %s", self.name, self.plan(items))
             outcomes |= {item: Fault(DRY_RUN) for item in missing}
         elif missing:
-            self._check_budget(items)
+            self.plan(items).require_within(self.settings, f"judge {self.name}", "judge fewer answers")
             result = self.backend.complete(
                 [self.prompt.chat(item) for item in missing],
                 lambda index, reply: self.store.write(missing[index], reply),
@@ -131,18 +100,6 @@ class ModelJudge:
         if self.settings.ask_again == "unscored":
             stored = {item: reply for item, reply in stored.items() if self._verdict(item, reply).label is not None}
         return distinct, stored
-
-    def _check_budget(self, items: Sequence[Item]) -> None:
-        plan, settings = self.plan(items), self.settings
-        for name, estimate, budget in (
-            ("max_calls", plan.num_calls, settings.max_calls),
-            ("max_tokens", plan.prompt_tokens, settings.max_tokens),
-        ):
-            if budget is not None and estimate > budget:
-                raise EditingError(
-                    f"judge {self.name} would need {plan}; that is more than {name}={budget}. No request was sent. "
-                    "Raise the budget, or judge fewer answers (--limit)."
-                )
 
     def _verdict(self, item: Item, outcome: Outcome) -> Verdict:
         if isinstance(outcome, Fault):

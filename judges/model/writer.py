@@ -14,15 +14,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import cache_root, require_folder
 from edit_hooks.utils.sqlite_cache import CacheTable, Column, SQLiteCache
 from judges.backends.base import UNFINISHED_THOUGHT, Backend, Fault, Outcome, Reply
 from judges.base import CoverageError, what_is_kept
-from judges.model.judge import DRY_RUN, cost_text
-from judges.prompt import Chat, estimate_tokens
+from judges.model.cost import CostEstimate
+from judges.model.judge import DRY_RUN
+from judges.prompt import Chat
 from judges.settings import OFF, JudgeSettings
 from judges.thoughts import split_answer, without_special_tokens
 
@@ -68,26 +67,6 @@ class ReplyStore:
         details: dict[str, Column] = {"writer": self.writer, "chat": json.dumps(chat), "stored_at": time.time()}
         with self._lock:  # the threads of a process would otherwise wait for the file in SQLite's busy loop
             self._cache.write({self.key(chat): json.dumps(reply._asdict())}, details)
-
-
-class WriterPlan(NamedTuple):
-    """Cost of some chats, computed without a request.
-
-    Args:
-        num_chats: distinct chats; ``num_stored`` of them have a stored reply, ``num_calls`` need a request.
-        prompt_tokens: estimate, characters / 4.
-        reply_tokens: upper bound; ``None`` if replies are not limited.
-    """
-
-    num_chats: int
-    num_stored: int
-    num_calls: int
-    prompt_tokens: int
-    reply_tokens: int | None
-
-    def __str__(self) -> str:
-        cost = cost_text(self.num_calls, self.prompt_tokens, self.reply_tokens)
-        return f"{self.num_chats} requests, {self.num_stored} in the store: {cost}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,18 +126,11 @@ class Writer:
         system = {} if self.settings.system is None else {"system": self.settings.system}
         return {**self.settings.identity, **self.settings.reading, **system}
 
-    def plan(self, chats: Sequence[Chat]) -> WriterPlan:
+    def plan(self, chats: Sequence[Chat]) -> CostEstimate:
         """Compute the cost of :meth:`write` without a request."""
         distinct, stored = self._read_stored(chats)
         missing = [chat for key, chat in distinct.items() if key not in stored]
-        limit = self.settings.max_reply_tokens
-        return WriterPlan(
-            num_chats=len(distinct),
-            num_stored=len(stored),
-            num_calls=len(missing),
-            prompt_tokens=sum(map(estimate_tokens, missing)),
-            reply_tokens=None if limit is None else limit * len(missing),
-        )
+        return CostEstimate.of("requests", len(chats), len(stored), missing, self.settings)
 
     def write(self, chats: Sequence[Chat]) -> Written:
         """Return one outcome per chat, in order. Each distinct chat without a stored reply costs one request.
@@ -173,7 +145,7 @@ class Writer:
         if self.settings.dry_run:
             outcomes |= {key: Fault(DRY_RUN) for key in missing}
         elif missing:
-            self._check_budget(chats)
+            self.plan(chats).require_within(self.settings, f"writer {self.name}", "write less")
             self.backend.check()
             requests = list(missing.values())
             result = self.backend.complete(requests, lambda index, reply: self.store.write(requests[index], reply))
@@ -201,18 +173,6 @@ class Writer:
     def _with_system(self, chat: Chat) -> Chat:
         system = self.settings.system
         return chat if system is None else [{"role": "system", "content": system}, *chat]
-
-    def _check_budget(self, chats: Sequence[Chat]) -> None:
-        plan, settings = self.plan(chats), self.settings
-        for name, estimate, budget in (
-            ("max_calls", plan.num_calls, settings.max_calls),
-            ("max_tokens", plan.prompt_tokens, settings.max_tokens),
-        ):
-            if budget is not None and estimate > budget:
-                raise EditingError(
-                    f"writer {self.name} would need {plan}; that is more than {name}={budget}. No request was "
-                    "sent. Raise the budget, or write less (--limit)."
-                )
 
 
 def without_thought(outcome: Outcome, think_end: str | None = None) -> Outcome:

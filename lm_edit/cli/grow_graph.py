@@ -15,7 +15,8 @@ from lm_edit.cli.command import MAX_NAMED, Verb, add_overwrite_argument, check_o
 
 if TYPE_CHECKING:
     from judges.backends.base import Outcome
-    from judges.model.writer import Writer, WriterPlan
+    from judges.model.cost import CostEstimate
+    from judges.model.writer import Writer
     from judges.prompt import Chat
     from lm_edit.builders.knowgic.growth import Grower, Growth
     from lm_edit.builders.knowgic.review import Review
@@ -137,7 +138,7 @@ def _read_review(args: argparse.Namespace) -> Review | None:
 class _Planned(Exception):
     """Requests that a dry run does not send."""
 
-    def __init__(self, chats: Sequence[Chat], plan: WriterPlan) -> None:
+    def __init__(self, chats: Sequence[Chat], plan: CostEstimate) -> None:
         super().__init__(str(plan))
         self.chats, self.plan = chats, plan
 

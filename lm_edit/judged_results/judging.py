@@ -13,8 +13,9 @@ from edit_hooks.utils.files import remove_leftovers, user_path
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.outputs import check_writable_folder
 from judges.base import CoverageError, what_is_kept
+from judges.model.cost import CostEstimate
 from judges.model.factory import make_model_judge
-from judges.model.judge import ModelJudge, Plan
+from judges.model.judge import ModelJudge
 from judges.settings import with_settings
 from lm_edit.judged_results.checks import same_task
 from lm_edit.judged_results.replay import Judged, SavedTask, build_task, items_to_judge, judge_task
@@ -63,7 +64,7 @@ class Judging:
         """The judge's entry in the results."""
         return self.model_judge.describe()
 
-    def plan(self, out: str | Path, *, overwrite: bool = False) -> Plan:
+    def plan(self, out: str | Path, *, overwrite: bool = False) -> CostEstimate:
         """The cost of :meth:`write`, without a request; an answer that several tasks have is judged once.
 
         Raises:

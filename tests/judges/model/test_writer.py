@@ -89,12 +89,18 @@ def test_every_chat_is_sent_once_and_replies_are_in_order(tmp_path: Path) -> Non
         other = writer_at(server, tmp_path).plan(CHATS)  # without the system message it is another request
     asked = [(prompt.label, fact.question) for fact in FACTS for prompt in (SUBJECT, PARAPHRASE)]
     assert texts(written.outcomes) == [write_well(Asked(*one), 0) for one in [*asked, asked[0]]]
-    assert (plan.num_chats, plan.num_stored, plan.num_calls, plan.reply_tokens) == (8, 0, 8, 8 * WRITER_REPLY_TOKENS)
+    assert (plan.num_items, plan.num_distinct, plan.num_stored, plan.num_calls, plan.reply_tokens) == (
+        9,
+        8,
+        0,
+        8,
+        8 * WRITER_REPLY_TOKENS,
+    )
     characters = sum(len(chat[0]["content"]) + len("Be brief.") for chat in CHATS)
     assert plan.prompt_tokens == pytest.approx(characters / 4, rel=0.02)
     assert (written.num_calls, written.prompt_tokens, written.reply_tokens) == (8, 800, 8)
     assert (again.num_stored, again.num_calls, other.num_calls) == (8, 0, 8)
-    assert "8 requests, 0 in the store: 8 calls, about " in str(plan)
+    assert "9 requests, 8 distinct, 0 in the store: 8 calls, about " in str(plan)
     assert str(again) == "8 requests, 8 from the store, 0 calls, 0 + 0 tokens"
 
 

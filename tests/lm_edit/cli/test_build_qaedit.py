@@ -66,7 +66,7 @@ def test_questions_become_records(tmp_path: Path, capsys: pytest.CaptureFixture[
     for line in (
         "questions: 4 (NQ 2, trivia 2)",
         "locality questions: 12",
-        "writer w, 4 questions: 12 requests, 0 in the store: 12 calls, about ",
+        "writer w, 4 questions: 12 requests, 12 distinct, 0 in the store: 12 calls, about ",
         "writer w: 12 requests, 0 from the store, 12 calls, 1200 + 12 tokens",
         "records: 4",
         "subject_in_rephrase: 3",
@@ -122,7 +122,7 @@ def test_a_second_run_sends_no_request(tmp_path: Path, capsys: pytest.CaptureFix
         again = arguments(server, tmp_path, "--overwrite", "--categories", "--dry-run")
         assert run_verb(again) == 0
     assert (tmp_path / "out.json").read_bytes() == first
-    assert "12 requests, 8 in the store: 4 calls" in capsys.readouterr().out
+    assert "12 requests, 12 distinct, 8 in the store: 4 calls" in capsys.readouterr().out
     assert (tmp_path / "cache" / "writer" / "writer.sqlite").is_file()
 
 
@@ -245,7 +245,7 @@ def test_a_local_model_writes(
     printed = capsys.readouterr()
     assert "Writing: " in printed.err and "could be used; nothing is written" in printed.err
     assert run_verb([*given, "--dry-run"]) == 0
-    assert "2 requests, 2 in the store: 0 calls" in capsys.readouterr().out
+    assert "2 requests, 2 distinct, 2 in the store: 0 calls" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

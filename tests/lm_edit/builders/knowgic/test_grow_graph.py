@@ -253,7 +253,7 @@ def test_a_dry_run_shows_the_next_requests(tmp_path: Path, capsys: Any) -> None:
         assert main([*words, "--dry-run"]) == 0 and not server.requests
         printed = capsys.readouterr().out
         assert "round 0, validation of 1 triplets (1 the first of their relation): at least 1 requests" in printed
-        assert "1 requests, 0 in the store: 1 calls" in printed and 'Fact: \\u005b"Ada Moss"' not in printed
+        assert "1 requests, 1 distinct, 0 in the store: 1 calls" in printed and 'Fact: \\u005b"Ada Moss"' not in printed
         assert '  Fact: ["Ada Moss", "school", "Elmwood"]' in printed and "depends on the replies" in printed
         assert run_verb([*words, "--max-calls", "5"]) == 2
         assert main([*words, "--dry-run"]) == 0
