@@ -41,8 +41,7 @@ from edit_hooks.locate.reference_forward import ReferenceForward
 from edit_hooks.locate.suffix_forward import CachedModule, RowGroup, SuffixForward, add_at_first
 from edit_hooks.locate.value_batch import Batch, ReadActivations, Site, SiteActivations, ValueProblem
 from edit_hooks.locate.value_optimization import (
-    ADAM_BETAS,
-    ADAM_EPS,
+    AdamState,
     OptimizedValue,
     Term,
     ValueLimits,
@@ -51,7 +50,7 @@ from edit_hooks.locate.value_optimization import (
 )
 from edit_hooks.modeling.architectures import input_device
 from edit_hooks.modeling.hooks import frozen, hooks, on_output, record_at
-from edit_hooks.modeling.vocab_loss import OriginalLogits, VocabLosses, vocab_losses
+from edit_hooks.modeling.vocab_loss import VocabLosses, vocab_losses
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
 
 SATISFIED_NLL_SHARE, SATISFIED_KL = 0.1, 0.01
@@ -197,12 +196,8 @@ class _PairOptimization:
         self.forward, self.config, self.terms, self.max_logits = forward, config, terms, max_logits
         self.values = [_initial_value(forward, edit) for edit in range(num_edits)]
         first_row_E = torch.stack([(forward.batch.edit_R == edit).nonzero()[0, 0] for edit in range(num_edits)])
-        self.v0_norm_E2 = forward.activations.site_RD[first_row_E].view(num_edits, 2, -1).norm(dim=2)
-        self.delta_E2D = self.v0_norm_E2.new_zeros(num_edits, 2, forward.activations.outputs_RD.shape[1])
-        self.first_E2D, self.second_E2D = torch.zeros_like(self.delta_E2D), torch.zeros_like(self.delta_E2D)
-        self.edits_E = torch.arange(num_edits, device=self.delta_E2D.device)
-        self.nll_factor_E = torch.full_like(self.v0_norm_E2[:, 0], config.nll_factor)
-        self.original: OriginalLogits | None = None
+        self.state = AdamState.start(forward.activations.site_RD[first_row_E].view(num_edits, 2, -1))
+        self.nll_factor_E = torch.full_like(self.state.v0_norm_E[:, 0], config.nll_factor)
 
     def run(self, progress: Callable[[int], None]) -> list[PairValue]:
         """Optimize until every edit has ended.
@@ -210,32 +205,32 @@ class _PairOptimization:
         At most ``num_steps`` evaluations, one update fewer.
         """
         for step in range(self.config.num_steps):
-            self.delta_E2D = self.delta_E2D.detach().requires_grad_(True)
-            evaluation = self._evaluate(step)
-            self._record(evaluation)
+            delta_E2D = self.state.delta_ED.detach().requires_grad_(True)
+            evaluation = self._evaluate(delta_E2D, step)
+            self.state.record(self.values, evaluation.total_E, evaluation.parts)
             done_E = evaluation.ends_E | (step == self.config.num_steps - 1)
-            self._finish(done_E, evaluation.ends_E, step)
+            self._finish(done_E, evaluation.ends_E)
             progress(int(done_E.sum()))
             if done_E.all():
                 break
-            (gradient_E2D,) = torch.autograd.grad(evaluation.total_E[~done_E].sum(), self.delta_E2D)
+            (gradient_E2D,) = torch.autograd.grad(evaluation.total_E[~done_E].sum(), delta_E2D)
             nll_factor = self.config.nll_factor
             # not torch.where of two numbers, which are in torch's default precision
             self.nll_factor_E = torch.full_like(self.nll_factor_E, nll_factor).masked_fill(
                 evaluation.is_satisfied_E, SATISFIED_NLL_SHARE * nll_factor
             )
             self._select(~done_E)
-            self._update(gradient_E2D[~done_E], step)
+            self.state.update(gradient_E2D[~done_E], self.config.lr, self.config.clamp_factor)
         return self.values
 
-    def _evaluate(self, step: int) -> _Evaluation:
-        batch, config = self.forward.batch, self.config
-        flat_EW = self.delta_E2D.flatten(1)
+    def _evaluate(self, delta_E2D: torch.Tensor, step: int) -> _Evaluation:
+        batch, config, state = self.forward.batch, self.config, self.state
+        flat_EW = delta_E2D.flatten(1)
         hidden_ND = self.forward.hidden_at_labels(flat_EW)
-        losses = vocab_losses(self.forward.lm_head, hidden_ND, batch.label_token_L, self.original, self.max_logits)
-        self.original = losses.original  # of the first evaluation, which runs with zero offsets
+        losses = vocab_losses(self.forward.lm_head, hidden_ND, batch.label_token_L, state.original, self.max_logits)
+        state.original = losses.original  # of the first evaluation, which runs with zero offsets
         # The gradient of the norm at zero is zero, as torch.norm defines it.
-        decay_E = (self.delta_E2D.norm(dim=2) / self.v0_norm_E2**2).sum(1)
+        decay_E = (delta_E2D.norm(dim=2) / state.v0_norm_E**2).sum(1)
         parts = {
             "nll": self.nll_factor_E * mean_over_labels(batch, losses.nll_L, flat_EW),
             "kl": config.kl_factor * losses.kl_E.to(flat_EW),
@@ -259,46 +254,26 @@ class _PairOptimization:
         )
         return num_missed_E == 0
 
-    def _record(self, evaluation: _Evaluation) -> None:
-        """Append the losses of one evaluation to the values."""
-        names = ("loss", *evaluation.parts)
-        columns = [column_E.tolist() for column_E in (evaluation.total_E, *evaluation.parts.values())]
-        for edit, *row in zip(self.edits_E.tolist(), *columns, strict=True):
-            self.values[edit].losses.append(dict(zip(names, row, strict=True)))
-
-    def _finish(self, done_E: torch.Tensor, ends_E: torch.Tensor, step: int) -> None:
+    def _finish(self, done_E: torch.Tensor, ends_E: torch.Tensor) -> None:
         """Write the offsets of finished edits into their values."""
+        state = self.state
         for index in done_E.nonzero()[:, 0].tolist():
-            value = self.values[int(self.edits_E[index])]
-            attention_delta_D, delta_D = self.delta_E2D.detach()[index]
+            value = self.values[int(state.edits_E[index])]
+            attention_delta_D, delta_D = state.delta_ED[index]
             value.attention_delta_D, value.delta_D = attention_delta_D.clone(), delta_D.clone()
-            value.num_updates = step
+            value.num_updates = state.num_updates
             value.stop_reason = "loss" if ends_E[index] else "steps"
-            bound = self.config.clamp_factor * self.v0_norm_E2[index, 1]
-            value.clamped = bool(value.delta_D.norm() >= bound * (1 - 1e-5)) and step > 0
+            bound = self.config.clamp_factor * state.v0_norm_E[index, 1]
+            value.clamped = bool(value.delta_D.norm() >= bound * (1 - 1e-5)) and state.num_updates > 0
 
     def _select(self, keep_E: torch.Tensor) -> None:
         """Drop finished edits."""
-        self.delta_E2D = self.delta_E2D.detach()
-        for name in ("delta_E2D", "first_E2D", "second_E2D", "edits_E", "v0_norm_E2", "nll_factor_E"):
-            setattr(self, name, getattr(self, name)[keep_E])
-        assert self.original is not None
-        self.original = self.original.select(keep_E)
+        self.state.select(keep_E)
+        self.nll_factor_E = self.nll_factor_E[keep_E]
         if not keep_E.all():
             self.forward.select(keep_E)
             for term in self.terms:
                 term.select(keep_E)
-
-    def _update(self, gradient_E2D: torch.Tensor, step: int) -> None:
-        """One Adam step, and the projection of each offset onto its ball."""
-        beta1, beta2 = ADAM_BETAS
-        self.first_E2D = beta1 * self.first_E2D + (1 - beta1) * gradient_E2D
-        self.second_E2D = beta2 * self.second_E2D + (1 - beta2) * gradient_E2D.square()
-        denominator_E2D = (self.second_E2D / (1 - beta2 ** (step + 1))).sqrt() + ADAM_EPS
-        delta_E2D = self.delta_E2D - self.config.lr * self.first_E2D / (1 - beta1 ** (step + 1)) / denominator_E2D
-        bound_E2 = self.config.clamp_factor * self.v0_norm_E2
-        scale_E2 = (bound_E2 / delta_E2D.norm(dim=2).clamp(min=1e-30)).clamp(max=1)
-        self.delta_E2D = delta_E2D * scale_E2[..., None]
 
 
 def _initial_value(forward: PairForward, edit: int) -> PairValue:

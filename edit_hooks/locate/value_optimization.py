@@ -212,7 +212,7 @@ def _solve(
 ) -> list[OptimizedValue]:
     """Optimize the offsets of all edits of a batch."""
     results = _initial_values(forward.activations, forward.batch)
-    state = _AdamState.start(torch.stack([value.v0_D for value in results]))
+    state = AdamState.start(torch.stack([value.v0_D for value in results]))
     for step in range(settings.num_steps):
         delta_ED = state.delta_ED.detach().requires_grad_(True)
         is_last = step == settings.num_steps - 1
@@ -237,7 +237,7 @@ def _solve(
             for term in terms:
                 term.select(~done_E)
             gradient_ED = gradient_ED[~done_E]
-        state.update(gradient_ED, settings)
+        state.update(gradient_ED, settings.lr, settings.clamp_factor)
     return results
 
 
@@ -261,8 +261,16 @@ def _initial_values(activations: SiteActivations, batch: Batch) -> list[Optimize
 
 
 @dataclass
-class _AdamState:
-    """Offsets, Adam moments and original logits of the running edits."""
+class AdamState:
+    """Offsets, Adam moments and original logits of the running edits.
+
+    Offsets at several modules of an edit have an axis for these before the last one, and a norm and a ball each.
+
+    Attributes:
+        edits_E: numbers of the edits in the batch.
+        delta_ED, first_ED, second_ED: offsets and their moments.
+        v0_norm_E: norms of the unedited outputs.
+    """
 
     edits_E: torch.Tensor
     delta_ED: torch.Tensor
@@ -273,13 +281,13 @@ class _AdamState:
     num_updates: int = 0
 
     @classmethod
-    def start(cls, v0_ED: torch.Tensor) -> _AdamState:
+    def start(cls, v0_ED: torch.Tensor) -> AdamState:
         zeros = torch.zeros_like(v0_ED)
         return cls(
-            torch.arange(len(v0_ED), device=v0_ED.device), zeros, zeros.clone(), zeros.clone(), v0_ED.norm(dim=1)
+            torch.arange(len(v0_ED), device=v0_ED.device), zeros, zeros.clone(), zeros.clone(), v0_ED.norm(dim=-1)
         )
 
-    def record(self, results: list[OptimizedValue], total_E: torch.Tensor, parts: dict[str, torch.Tensor]) -> None:
+    def record(self, results: Sequence[OptimizedValue], total_E: torch.Tensor, parts: dict[str, torch.Tensor]) -> None:
         """Append the losses of one evaluation to the results."""
         rows = torch.stack([total_E, *parts.values()], 1).tolist()
         for edit, row in zip(self.edits_E.tolist(), rows, strict=True):
@@ -304,8 +312,8 @@ class _AdamState:
         if self.original is not None:
             self.original = self.original.select(keep_E)
 
-    def update(self, gradient_ED: torch.Tensor, settings: ValueSettings) -> None:
-        """One Adam step and the projection onto the ball.
+    def update(self, gradient_ED: torch.Tensor, lr: float, clamp_factor: float) -> None:
+        """One Adam step and the projection onto the ball of ``clamp_factor`` times the norm of the output.
 
         All running edits have made the same number of steps.
         """
@@ -313,18 +321,18 @@ class _AdamState:
         beta1, beta2 = ADAM_BETAS
         self.first_ED.lerp_(gradient_ED, 1 - beta1)
         self.second_ED.mul_(beta2).addcmul_(gradient_ED, gradient_ED, value=1 - beta2)
-        scale = settings.lr / (1 - beta1**self.num_updates)
+        scale = lr / (1 - beta1**self.num_updates)
         denominator = self.second_ED.sqrt() / (1 - beta2**self.num_updates) ** 0.5 + ADAM_EPS
         delta_ED = self.delta_ED - scale * self.first_ED / denominator
-        norm_E = delta_ED.norm(dim=1)
-        bound_E = settings.clamp_factor * self.v0_norm_E
-        self.delta_ED = torch.where((norm_E > bound_E)[:, None], delta_ED * (bound_E / norm_E)[:, None], delta_ED)
+        norm_E = delta_ED.norm(dim=-1)
+        bound_E = clamp_factor * self.v0_norm_E
+        self.delta_ED = torch.where((norm_E > bound_E)[..., None], delta_ED * (bound_E / norm_E)[..., None], delta_ED)
 
 
 def _losses(
     forward: ValueForward,
     delta_ED: torch.Tensor,
-    state: _AdamState,
+    state: AdamState,
     settings: ValueSettings,
     max_logits: int,
     needs_gradient: bool,
