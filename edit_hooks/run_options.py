@@ -175,7 +175,7 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         at_default=(None, "all"),
         tasks_read_it="always",
         help="which of these records: `subset=3000,subset_seed=1` takes 3,000 in random order, for tasks and `edits` "
-        "alike; see [Settings](lm_eval_tasks/README.md#settings)",
+        "alike; see [Settings](docs/reference/task-settings.md)",
     ),
     RunOption(name="subset_seed", default=None, changes="records", column="data_hash", tasks_read_it="always"),
     RunOption(name="data_revision", default=None, changes="records", column="data_revision", tasks_read_it="always"),

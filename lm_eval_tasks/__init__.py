@@ -1,4 +1,4 @@
-"""Knowledge-editing benchmarks as lm-eval tasks, one folder each; see README.md.
+"""Knowledge-editing benchmarks as lm-eval tasks, one folder each.
 
 A benchmark, in this package or another one, imports the names below from here, and protocols from
 ``lm_eval_tasks.protocols``. Everything else is internal and can move.

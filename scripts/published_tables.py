@@ -1,7 +1,6 @@
-"""Render docs/_data/published_tables.yaml into the READMEs of the benchmarks.
+"""Tables of docs/_data/published_tables.yaml, which the documentation site shows.
 
-python scripts/published_tables.py            # rewrite the sections between the markers
-python scripts/published_tables.py --check    # exit code 1 if one is out of date
+python scripts/published_tables.py qaedit     # print those of a benchmark
 """
 
 from __future__ import annotations
@@ -13,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from _readme_section import replace_section
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "docs/_data/published_tables.yaml"
-SECTION = "published tables"
 
 
 def render(benchmark: dict[str, Any]) -> str:
@@ -43,21 +40,12 @@ def render(benchmark: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Rewrite or check the READMEs."""
+    """Print the tables of a benchmark."""
+    maps: dict[str, Any] = yaml.safe_load(SOURCE.read_text(encoding="utf-8"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if a README is out of date")
-    check = parser.parse_args(arguments).check
-    stale = []
-    for name, benchmark in yaml.safe_load(SOURCE.read_text(encoding="utf-8")).items():
-        path = ROOT / "lm_eval_tasks" / name / "README.md"
-        text = path.read_text(encoding="utf-8")
-        if (new := replace_section(text, SECTION, render(benchmark))) != text:
-            stale.append(path)
-            if not check:
-                path.write_text(new, encoding="utf-8")
-    for path in stale:
-        print(f"{'out of date' if check else 'rewritten'}: {path.relative_to(ROOT)}")
-    return int(check and bool(stale))
+    parser.add_argument("benchmark", choices=list(maps))
+    print(render(maps[parser.parse_args(arguments).benchmark]))
+    return 0
 
 
 if __name__ == "__main__":

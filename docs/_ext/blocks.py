@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from block import ROOT, Block
+from blocks_benchmarks import BENCHMARK_BLOCKS
 from blocks_editors import EDITOR_BLOCKS
+from blocks_gallery import GALLERY_BLOCKS
 from blocks_options import OPTION_BLOCKS
+from blocks_reference import REFERENCE_BLOCKS
 
 TITLE = "# "
 
@@ -20,4 +23,11 @@ def copied(path: str) -> Block:
     return Block(rest.strip("\n"), source=path)
 
 
-BLOCKS: dict[str, Callable[[str], Block]] = {"copy": copied, **EDITOR_BLOCKS, **OPTION_BLOCKS}
+BLOCKS: dict[str, Callable[[str], Block]] = {
+    "copy": copied,
+    **EDITOR_BLOCKS,
+    **BENCHMARK_BLOCKS,
+    **GALLERY_BLOCKS,
+    **OPTION_BLOCKS,
+    **REFERENCE_BLOCKS,
+}

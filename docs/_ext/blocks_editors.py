@@ -17,7 +17,7 @@ from measure_editors import PLAN, load_rows, load_titles
 
 from edit_hooks.base.config import EditorConfig
 from edit_hooks.base.describe import EditorDescription, Setting, describe_editor, describe_settings
-from edit_hooks.base.registry import CORE, MORE, editor_class
+from edit_hooks.base.registry import CORE, EDITORS, MORE, editor_class
 from edit_hooks.base.shipped import shipped_files
 from edit_hooks.training.find import trainer_class
 
@@ -155,6 +155,12 @@ def sources(name: str) -> Block:
     return Block("\n".join([f"{parity}. {about}", "", "## Paper" + "s" * (len(papers) > 1), "", *papers]))
 
 
+def parity_table(_: str) -> Block:
+    """Parity of all editors."""
+    rows = [[f"[`{name}`](docs/editors/{name}.md)", FACTS[name]["parity"]] for name in EDITORS]
+    return Block(table(["editor", "checked against"], rows))
+
+
 EDITOR_BLOCKS: dict[str, Callable[[str], Block]] = {
     "editors": editor_table,
     "editor-head": head,
@@ -164,4 +170,5 @@ EDITOR_BLOCKS: dict[str, Callable[[str], Block]] = {
     "measured": measured,
     "measured-editors": measured_tables,
     "parity": sources,
+    "parity-table": parity_table,
 }

@@ -67,7 +67,7 @@ def _run_tasks(args: argparse.Namespace) -> int:
     if not rows:
         raise EditingError(f"no task or group has all of the words {' '.join(args.words)!r}; lm-edit tasks lists all.")
     table(("name", "kind", "folder", "description"), rows)
-    say("\nRun them: lm_eval --model edited_hf --tasks <names>. Metrics: README.md of the folder or the package.")
+    say("\nRun them: lm_eval --model edited_hf --tasks <names>. Their pages are in docs/benchmarks.")
     return 0
 
 

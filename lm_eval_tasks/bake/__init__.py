@@ -1,1 +1,1 @@
-"""BAKE: whether edits also hold in the reverse direction. See README.md."""
+"""BAKE: whether edits also hold in the reverse direction."""

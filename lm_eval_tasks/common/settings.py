@@ -136,7 +136,7 @@ SEPARATOR = Setting(
     lambda settings: read_separator(settings.get("separator", AUTO)),
 )
 BAD_RECORDS = choice_setting("bad_records", "treatment of records that violate the schema", ("error", "skip"))
-JUDGE = Setting("judge", "see judges/README.md", "the judge of the *_judge columns", _anything)
+JUDGE = Setting("judge", "a preset, model or file: docs/guides/judges.md", "judge of the *_judge columns", _anything)
 SCORE_UNEDITED_CASES = switch_setting(
     "score_unedited_cases", "also score cases that are not among the run's edits", default=False
 )

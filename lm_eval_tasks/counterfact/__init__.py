@@ -1,1 +1,1 @@
-"""CounterFact: does an edit of a fact hold in other words, and leave similar facts alone? See README.md."""
+"""CounterFact: does an edit of a fact hold in other words, and leave similar facts alone?"""

@@ -1,1 +1,1 @@
-"""KnowEdit: edits with questions about their consequences. See README.md."""
+"""KnowEdit: edits with questions about their consequences."""

@@ -1,1 +1,1 @@
-"""QAEdit: edits that give questions their true answer. See README.md."""
+"""QAEdit: edits that give questions their true answer."""

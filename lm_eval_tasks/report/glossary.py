@@ -2,12 +2,12 @@
 
 A column is ``<question>_<score>``, as in ``efficacy_match``, in every benchmark; :data:`FAMILIES` have definitions of
 their own. A score names how the answer is obtained, too. ``_unedited`` is the same of the unedited model, ``_change``
-the edited value minus that; ``@`` begins a population. The tables of lm_eval_tasks/README.md are made from this module.
+the edited value minus that; ``@`` begins a population. docs/benchmarks/columns.md shows this module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 QUESTIONS: Mapping[str, str] = {
@@ -84,18 +84,17 @@ FAMILIES: Mapping[str, str] = {
     "truth": "docs/benchmarks/questions.md",
     "mcq": "docs/benchmarks/questions.md",
     "revert": "docs/benchmarks/questions.md",
-    "ifr": "lm_eval_tasks/knowgic/README.md",
-    "ckp": "lm_eval_tasks/knowgic/README.md",
-    "known": "lm_eval_tasks/knowgic/README.md",
-    "deep": "lm_eval_tasks/knowgic/README.md",
-    "evk": "lm_eval_tasks/counterfact/README.md",
-    "fluency": "lm_eval_tasks/counterfact/README.md",
-    "ngram": "lm_eval_tasks/counterfact/README.md",
-    "reference": "lm_eval_tasks/counterfact/README.md",
-    "consistency": "lm_eval_tasks/counterfact/README.md",
+    "ifr": "docs/benchmarks/knowgic-details.md",
+    "ckp": "docs/benchmarks/knowgic-details.md",
+    "known": "docs/benchmarks/knowgic-details.md",
+    "deep": "docs/benchmarks/knowgic-details.md",
+    "evk": "docs/benchmarks/counterfact-details.md",
+    "fluency": "docs/benchmarks/counterfact-details.md",
+    "ngram": "docs/benchmarks/counterfact-details.md",
+    "reference": "docs/benchmarks/counterfact-details.md",
+    "consistency": "docs/benchmarks/counterfact-details.md",
 }
 ENDINGS = ("_unedited", "_change", "_micro")
-BEGIN, END = "<!-- glossary: begin -->", "<!-- glossary: end -->"
 
 
 class Protocol(NamedTuple):
@@ -115,14 +114,3 @@ def protocols_of(column: str) -> list[Protocol]:
         for question in QUESTIONS
         if name.startswith(f"{question}_") and name.removeprefix(f"{question}_") in SCORES
     ]
-
-
-def glossary_tables() -> str:
-    """The tables of questions and scores, in Markdown."""
-    return "\n".join([*_table("question", QUESTIONS), "", *_table("score", SCORES)])
-
-
-def _table(head: str, words: Mapping[str, str]) -> Iterator[str]:
-    yield f"| {head} | |"
-    yield "|---|---|"
-    yield from (f"| `{word}` | {meaning} |" for word, meaning in words.items())

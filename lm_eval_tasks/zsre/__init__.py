@@ -1,1 +1,1 @@
-"""ZsRE: edited answers to questions of zero-shot relation extraction, in three flavors. See README.md."""
+"""ZsRE: edited answers to questions of zero-shot relation extraction, in three flavors."""

@@ -12,7 +12,7 @@ import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
 from lm_runs import build, case, instance
-from paths import RECORDS, ROOT
+from paths import RECORDS
 from reader_model import save_chain
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -25,7 +25,6 @@ from edit_hooks.lm.options.harness import PARENT_OPTIONS
 from edit_hooks.locate.rows import rewriting_row
 from lm_eval_tasks.common.scoring.measures import agree_gen, both_empty, evaluate, generated_match
 
-DOCUMENT = ROOT / "docs/reference/harness-options.md"
 PROMPT = "Port Elna is the capital of"
 
 
@@ -48,16 +47,6 @@ def score(lm: EditedHFLM, context: str = PROMPT, target: str = " Dravonia") -> A
 def test_the_table_has_every_option_of_this_lm_eval() -> None:
     names = set(inspect.signature(HFLM).parameters) - {"kwargs"}
     assert set(PARENT_OPTIONS) == names, f"decide what these options do: {names ^ set(PARENT_OPTIONS)}"
-
-
-def test_the_document_shows_the_table() -> None:
-    rows = []
-    for name, option in PARENT_OPTIONS.items():
-        accepted = f" (accepted: {', '.join(option.accepted)})" if option.accepted else ""
-        rows.append(f"| `{name}` | {option.effect} | {option.note}{accepted} |")
-    lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
-    found = [line for line in lines if line.startswith("| `") and line.split("`")[1] in PARENT_OPTIONS]
-    assert found == rows
 
 
 def test_an_option_that_the_table_lacks_is_refused(no_weights: None) -> None:

@@ -1,4 +1,4 @@
-"""The commands for figure 5 of EVK, as they are in the README of CounterFact, on a tiny model and few records."""
+"""The commands for figure 5 of EVK, as they are on the page of CounterFact, on a tiny model and few records."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from edit_hooks.base.editor import Editor
 from lm_edit.cli.main import main
 from lm_edit.figures import evk_map
 
-README = (ROOT / "lm_eval_tasks/counterfact/README.md").read_text(encoding="utf-8")
-SECTION = README.partition("### A map of hidden states")[2].partition("\n## ")[0]
+PAGE = (ROOT / "docs/benchmarks/counterfact-details.md").read_text(encoding="utf-8")
+SECTION = PAGE.partition("### A map of hidden states")[2].partition("\n## ")[0]
 (BLOCK,) = re.findall(r"```bash\n(.*?)```", SECTION, flags=re.DOTALL)
 EDIT, EMBED, FIGURE = (shlex.split(line)[1:] for line in BLOCK.strip().split("\n"))
 # Two steps, the second one smaller, as the last of 2,010 edits in steps of 100.

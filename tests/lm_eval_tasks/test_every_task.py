@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from lm_eval.utils import handle_non_serializable
+from paths import ROOT
 from scripted import ScriptedLM, StockLM
 from task_managers import task_manager
 from task_runs import FOLDER, TASKS, benchmark_of, build, metrics_of, run
@@ -22,8 +23,9 @@ from edit_hooks.utils.pinned_file import UrlFile
 
 ALL_COLUMNS = {"population": "wrong_em"}  # off by default where it costs a generation
 
-# Sections that the README of every benchmark has; docs/templates/benchmark/README.md is the template.
-SECTIONS = ["Tasks", "Protocols", "Published tables", "Settings", "Odd records", "Checklist"]
+# Sections of the reference page of every benchmark; docs/templates/benchmark/README.md is the template.
+SECTIONS = ["Tasks", "Protocols", "Settings", "Odd records", "Checklist", "Changelog"]
+PAGES = ROOT / "docs/benchmarks"
 
 
 GROUPS = sorted(
@@ -197,14 +199,14 @@ def test_lm_eval_validates_every_task_and_group(
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_yaml_and_readme_agree(task: str) -> None:
+def test_yaml_and_reference_page_agree(task: str) -> None:
     built = build(task)
     assert built.config.metadata["version"] == built.VERSION
-    readme = (path_of(task).parent / "README.md").read_text(encoding="utf-8")
-    assert f"`{task}`" in readme
+    page = (PAGES / f"{path_of(task).parent.name}-details.md").read_text(encoding="utf-8")
+    assert f"`{task}`" in page
     for metric in built.config.metric_list:
         name = metric.get("over", metric["metric"])  # columns over a population are described, not listed
-        assert f"`{name}`" in readme, name
+        assert f"`{name}`" in page, name
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -217,11 +219,16 @@ def test_a_task_is_named_after_its_benchmark_and_asks_its_cases(task: str) -> No
 
 
 @pytest.mark.parametrize("folder", sorted({path_of(task).parent.name for task in TASKS}))
-def test_a_folder_explains_itself_and_has_a_row(folder: str) -> None:
-    readme = (FOLDER / folder / "README.md").read_text(encoding="utf-8")
-    assert [section for section in SECTIONS if f"\n## {section}\n" not in readme] == []
-    assert "```bibtex" in readme and "\n## Changelog\n" in readme
-    link = f"[{folder}]({folder}/README.md)"
-    row = f"| {link} | family | what it measures | protocols | paper |"
-    table = (FOLDER / "README.md").read_text(encoding="utf-8")
-    assert link in table, f"lm_eval_tasks/README.md has no row of this benchmark in its first table; add: {row}"
+def test_a_folder_has_its_pages_and_a_row(folder: str) -> None:
+    page, details, published = (
+        (PAGES / f"{folder}{part}.md").read_text(encoding="utf-8") for part in ("", "-details", "-published")
+    )
+    assert [section for section in SECTIONS if f"\n## {section}\n" not in details] == []
+    blocks = [f"<!-- generated: record {folder}/data/", f"<!-- generated: tasks {folder} -->"]
+    for part in ("## What counts as right\n", "```bibtex", *blocks):
+        assert part in page
+    assert f"<!-- generated: published {folder} -->" in published
+    assert f"../../docs/benchmarks/{folder}.md" in (FOLDER / folder / "README.md").read_text(encoding="utf-8")
+    row = f"| [{folder}]({folder}.md) | family | what it measures | protocols | paper |"
+    table = (PAGES / "index.md").read_text(encoding="utf-8")
+    assert row.partition(" | family")[0] in table, f"docs/benchmarks/index.md has no row of this benchmark; add: {row}"

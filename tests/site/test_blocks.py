@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 
 import pytest
+import yaml
 from blocks import BLOCKS
 from blocks_editors import FACTS
+from blocks_gallery import PICTURES
+from blocks_reference import COLUMNS, PUBLIC
 from generated import filled, marks_of, pages
 from paths import ROOT
 
 from edit_hooks.base.describe import describe_editor
 from edit_hooks.base.registry import CORE, EDITORS, MORE, editor_class
+from edit_hooks.lm.options.harness import PARENT_OPTIONS
+from edit_hooks.modeling.architectures import ARCHITECTURES
 from edit_hooks.run_options import RUN_OPTIONS
 from lm_edit.cli.main import VERBS
+from lm_edit.figures.registry import all_figures
+from lm_edit.sweeps.plan import shipped_plans
+from lm_eval_tasks.common.records.benchmark import all_benchmarks
+from lm_eval_tasks.common.settings import COMMON_SETTINGS
+from lm_eval_tasks.report.catalog import list_tasks
+from lm_eval_tasks.report.glossary import QUESTIONS, SCORES
 
 TERM = re.compile(r"^(`.*`)\n: ", flags=re.MULTILINE)
 PAGES = {path.relative_to(ROOT).as_posix(): path for path in pages()}
@@ -87,3 +99,59 @@ def test_settings_in_the_commands_of_editors_exist() -> None:
             assert names and set(names) <= known, f"{path}: {name} {settings}"
             checked += 1
     assert checked > 5
+
+
+def named(block: str, argument: str = "") -> list[str]:
+    return [name for terms in TERM.findall(BLOCKS[block](argument).text) for name in re.findall(r"`(\w+)`", terms)]
+
+
+def test_every_option_of_lm_eval_has_one_entry() -> None:
+    assert sorted(named("harness-options")) == sorted(PARENT_OPTIONS)
+
+
+@pytest.mark.parametrize("which", COLUMNS)
+def test_every_column_has_one_entry(which: str) -> None:
+    assert named("columns", which) == list(COLUMNS[which])
+
+
+def test_every_plan_family_figure_and_word_is_shown_once() -> None:
+    sections = re.findall(r"^### (\w+)$", BLOCKS["plans"]("").text, flags=re.MULTILINE)
+    assert sections == list(shipped_plans())
+    rows = re.findall(r"^\| `(\w+)` \|", BLOCKS["families"]("").text, flags=re.MULTILINE)
+    assert rows[1:] == sorted(ARCHITECTURES)
+    figures = [spec.name for spec in all_figures()]
+    assert re.findall(r"^\| \[`(\w+)`\]", BLOCKS["figures"]("").text, flags=re.MULTILINE) == figures
+    assert named("questions") == list(QUESTIONS) and named("scores") == list(SCORES)
+
+
+def test_the_gallery_has_a_card_a_section_and_a_command_of_every_figure() -> None:
+    text = BLOCKS["gallery"]("").text
+    figures = [spec.name for spec in all_figures()]
+    assert re.findall(r"^:::\{grid-item-card\} \[(\w+)\]", text, flags=re.MULTILINE) == figures
+    assert re.findall(r"^## (\w+)$", text, flags=re.MULTILINE) == figures
+    assert re.findall(r"^lm-edit figure (\w+) ", text, flags=re.MULTILINE) == figures
+    drawn = yaml.safe_load((PICTURES / "drawn.yaml").read_text(encoding="utf-8"))
+    files = {path.stem for path in PICTURES.iterdir() if path.name != "drawn.yaml"}
+    assert files == set(drawn) <= set(figures), "every picture says which runs it is drawn from"
+
+
+def test_every_task_and_setting_of_a_benchmark_is_on_its_page() -> None:
+    shown = [
+        row
+        for page in PAGES
+        for name, folder in marks_of(PAGES[page])
+        if name == "tasks" and folder
+        for row in re.findall(r"^\| `(\w+)` \|", BLOCKS["tasks"](folder).text, flags=re.MULTILINE)
+    ]
+    folders = {path.parent.name for path in (ROOT / "lm_eval_tasks").glob("*/benchmark.py")}
+    known = {row.name for row in list_tasks() if row.folder in folders}
+    assert sorted(shown) == sorted(known)
+    assert named("common-settings") == [setting.name for setting in COMMON_SETTINGS]
+    settings = {name for folder in folders for name in named("benchmark-settings", folder)}
+    assert settings == {one.name for benchmark in all_benchmarks().values() for one in benchmark.declared_settings}
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_every_public_name_is_documented_once(package: str) -> None:
+    found = re.findall(r"^\.\. (?:auto|py:)\w+:: (\w+)$", BLOCKS["api"](package).text, flags=re.MULTILINE)
+    assert sorted(found) == sorted(importlib.import_module(package).__all__)

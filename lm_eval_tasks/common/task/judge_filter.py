@@ -104,7 +104,7 @@ class ModelJudgeFilter(Filter):
     """Replace generated answers by verdicts; other answers are unchanged.
 
     Args:
-        judge: names a judge (see judges/README.md).
+        judge: names a judge (docs/guides/judges.md).
         helpers: also judge the unedited model's answers to helper probes, which nothing but a population needs.
         are_saved: the answers are in a file already, so none is written for those without a verdict.
     """

@@ -221,9 +221,3 @@ class TestVerbs:
         assert run_verb(["figure", *arguments]) == 2
         assert message in capsys.readouterr().err
         assert not list(tmp_path.iterdir())
-
-
-def test_the_documentation_lists_every_figure():
-    text = (ROOT / "docs/reference/figures.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", text, re.MULTILINE)
-    assert listed == [(spec.name, spec.published, spec.title) for spec in all_figures()]

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paths import ROOT
 from result_files import change, judged_run, scripted_results, write_run
 from scripted import StreamLM
 from task_runs import run
 
 from edit_hooks.answers import StateSimilarity
 from edit_hooks.utils.errors import EditingError
-from lm_edit import SCHEMA_VERSION, load_breakdown, load_cases, load_documents, load_results, load_retention
+from lm_edit import load_breakdown, load_cases, load_documents, load_results, load_retention
 from lm_edit.results.schema import BREAKDOWN_COLUMNS, CASE_COLUMNS, RESULT_COLUMNS, RETENTION_COLUMNS
 from lm_edit.results.show import comparison
 
@@ -33,18 +32,13 @@ def row_of(frame: Any, **where: Any) -> Any:
     return row
 
 
-def test_columns_are_those_of_the_schema_and_of_the_document(tmp_path: Path) -> None:
+def test_columns_are_those_of_the_schema(tmp_path: Path) -> None:
     path = write_run(tmp_path)
     assert list(load_results(path)) == list(RESULT_COLUMNS)
     assert list(load_cases(path)) == list(CASE_COLUMNS)
     assert list(load_retention(path)) == list(RETENTION_COLUMNS) and list(load_breakdown(path)) == list(
         BREAKDOWN_COLUMNS
     )
-    text = (ROOT / "docs/results/data-frames.md").read_text(encoding="utf-8")
-    assert f"Version of the schema: {SCHEMA_VERSION} " in text
-    for columns in (RESULT_COLUMNS, CASE_COLUMNS, RETENTION_COLUMNS, BREAKDOWN_COLUMNS):
-        table = "\n".join(f"| `{name}` | {kind} | {meaning} |" for name, (kind, meaning) in columns.items())
-        assert table in text, table
 
 
 def test_companions_are_attributes_and_failures_stay_out_of_the_mean(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The guide to sweeps and the page of plans list the plans and the keys, rules and files that the code has."""
+"""The guides to sweeps list the keys, rules and files that the code has."""
 
 from __future__ import annotations
 
@@ -9,14 +9,7 @@ from paths import ROOT
 
 from lm_edit.sweeps import grid, plan, runs
 
-TEXT = (ROOT / "docs/guides/sweeps.md").read_text(encoding="utf-8")
-PLANS = (ROOT / "docs/reference/plans.md").read_text(encoding="utf-8")
-
-
-def test_every_shipped_plan_is_listed_with_its_description() -> None:
-    listed = PLANS.partition("<!-- plans: begin -->")[2].partition("<!-- plans: end -->")[0]
-    rows = [f"| `{name}` | {plan.load_plan(path).description} |" for name, path in plan.shipped_plans().items()]
-    assert listed.strip().split("\n")[2:] == rows
+TEXT = "".join((ROOT / f"docs/guides/{name}.md").read_text(encoding="utf-8") for name in ("sweeps", "sweeps-cluster"))
 
 
 @pytest.mark.parametrize(

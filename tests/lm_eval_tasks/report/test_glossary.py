@@ -15,7 +15,7 @@ from lm_eval_tasks.common.asking.probes import CaseAnswers, case_requests
 from lm_eval_tasks.common.records.cases import Case, Question
 from lm_eval_tasks.common.scoring.measures import evaluate
 from lm_eval_tasks.protocols import likelihood, portability, teacher_forcing, token_accuracy
-from lm_eval_tasks.report.glossary import BEGIN, END, FAMILIES, QUESTIONS, SCORES, glossary_tables, protocols_of
+from lm_eval_tasks.report.glossary import FAMILIES, QUESTIONS, SCORES, protocols_of
 
 PROTOCOLS = (
     (likelihood.efficacy_doc, likelihood.score_efficacy),
@@ -47,11 +47,6 @@ def test_every_column_has_one_reading_or_a_family(task: str) -> None:
 def test_no_two_words_mean_the_same() -> None:
     for words in (QUESTIONS, SCORES):
         assert len({*words.values()}) == len(words)
-
-
-def test_the_readme_has_the_glossary() -> None:
-    text = (ROOT / "lm_eval_tasks/README.md").read_text(encoding="utf-8")
-    assert text.partition(BEGIN)[2].partition(END)[0].strip() == glossary_tables()
 
 
 def a_case(number: int) -> Any:

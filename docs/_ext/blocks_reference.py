@@ -1,0 +1,102 @@
+"""Blocks of the reference: harness options, columns of results, plans, model families, figures, the Python API."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+from block import Block, definition, table
+
+from edit_hooks.lm.options.harness import PARENT_OPTIONS
+from edit_hooks.modeling.architectures import ARCHITECTURES
+from lm_edit.figures.registry import all_figures
+from lm_edit.results import schema
+from lm_edit.sweeps.plan import load_plan, shipped_plans
+
+PUBLIC = ("edit_hooks", "edit_hooks.training", "edit_hooks.contract", "judges", "lm_eval_tasks", "lm_edit")
+COLUMNS = {
+    "results": schema.RESULT_COLUMNS,
+    "cases": schema.CASE_COLUMNS,
+    "retention": schema.RETENTION_COLUMNS,
+    "breakdown": schema.BREAKDOWN_COLUMNS,
+}
+
+
+def harness_options(_: str) -> Block:
+    """Options of lm-eval's class by their effect on editing documents."""
+    parts = []
+    for effect in ("honored", "no effect", "refused"):
+        entries = []
+        for name, option in PARENT_OPTIONS.items():
+            if option.effect == effect:
+                values = ", ".join(f"`{value}`" for value in option.accepted)
+                accepted = f"Accepted: {values}." if values else ""
+                entries.append(definition(f"`{name}`", option.note, accepted))
+        parts += [f"## {effect.capitalize()}", *entries]
+    return Block("\n\n".join(parts))
+
+
+def columns(which: str) -> Block:
+    """Columns of a table of results with their types."""
+    entries = [definition(f"`{name}`", meaning, f"*{kind}*") for name, (kind, meaning) in COLUMNS[which].items()]
+    return Block("\n\n".join(entries))
+
+
+def schema_version(_: str) -> Block:
+    """The version of the schema."""
+    return Block(f"Version of the schema: {schema.SCHEMA_VERSION} (`SCHEMA_VERSION`).")
+
+
+def plans(_: str) -> Block:
+    """A section per shipped plan: what it reproduces, what its source leaves open, and what differs from it."""
+    parts = []
+    for name, path in shipped_plans().items():
+        plan = load_plan(path)
+        lines = [f"- *Not stated*: {text}" for text in plan.unstated]
+        lines += [f"- *Differs*: {text}" for text in plan.differs]
+        source = f"Source: {plan.source}." if plan.source else ""
+        parts += [f"### {name}", f"{plan.description}. {source}", "\n".join(lines)]
+    return Block("\n\n".join(part for part in parts if part))
+
+
+def families(_: str) -> Block:
+    """Model families: the type in a model's configuration, and the modules that editors use."""
+    rows = []
+    for name, row in sorted(ARCHITECTURES.items()):
+        post = f"`{row.post_norm}`" if row.post_norm else "-"
+        rows.append([f"`{name}`", f"`{row.rewrite}`", ", ".join(f"`{module}`" for module in row.mlp_in), post])
+    return Block(table(["`model_type`", "edited projection", "MLP input", "norm behind the MLP"], rows))
+
+
+def figures(_: str) -> Block:
+    """All figures and tables of `lm-edit figure`."""
+    rows = []
+    for spec in all_figures():
+        rows.append([f"[`{spec.name}`](docs/results/figures.md#{spec.name})", spec.published, spec.title])
+    return Block(table(["figure", "follows", "shows"], rows))
+
+
+def api(package: str) -> Block:
+    """Every name in ``__all__`` of a package, from its docstring."""
+    names = sorted(importlib.import_module(package).__all__, key=str.lower)
+    lines = ["```{eval-rst}", f".. currentmodule:: {package}", ""]
+    for name in names:
+        value = getattr(importlib.import_module(package), name)
+        if isinstance(value, type):
+            lines += [f".. autoclass:: {name}", "   :members:", "   :show-inheritance:", ""]
+        elif callable(value):
+            lines += [f".. autofunction:: {name}", ""]
+        else:
+            lines += [f".. py:data:: {name}", f"   :type: {type(value).__name__}", ""]
+    return Block("\n".join([*lines, "```"]))
+
+
+REFERENCE_BLOCKS: dict[str, Callable[[str], Block]] = {
+    "harness-options": harness_options,
+    "columns": columns,
+    "schema-version": schema_version,
+    "plans": plans,
+    "families": families,
+    "figures": figures,
+    "api": api,
+}
