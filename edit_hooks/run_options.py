@@ -6,7 +6,6 @@ a run, the columns in which runs are compared, and the table of the README.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -249,19 +248,3 @@ BY_NAME = {option.name: option for option in RUN_OPTIONS}
 def default_of(name: str) -> Any:
     """The default of an option."""
     return BY_NAME[name].default
-
-
-def option_rows(options: Iterable[RunOption] = RUN_OPTIONS, further: Iterable[str] = ()) -> list[str]:
-    """Rows of a Markdown table; options that share a help text share a row.
-
-    Args:
-        further: names that the row of ``subset`` lists as well.
-    """
-    rows: list[tuple[list[str], str]] = []
-    for option in options:
-        if option.help:
-            rows.append(([option.name], option.help))
-        else:
-            rows[-1][0].append(option.name)
-    shown = [([*names, *(further if names[0] == "subset" else ())], text) for names, text in rows]
-    return [f"| {', '.join(f'`{name}`' for name in names)} | {text} |" for names, text in shown]

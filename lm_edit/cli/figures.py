@@ -22,6 +22,7 @@ def _add_figure_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--out", required=True, help="file: .svg, .png, .pdf, .html (interactive); tables: .md, .csv"
     )
     add_only_argument(parser)
+    parser.add_argument("--dark", action="store_true", help="for a dark page (.svg, .png, .pdf)")
     parser.add_argument(
         "--metric", help="column to draw in place of the default; an error where a figure has no choice of it"
     )
@@ -37,7 +38,7 @@ def _draw(args: argparse.Namespace) -> int:
     spec = find_figure(args.name)
     check_output_files(args, "out", inputs=[*args.results, *([args.data] if args.data else [])])
     options = Options(args.metric, args.case, args.data)
-    say(f"written to {draw_figure(spec, args.results, args.out, args.only, options)}")
+    say(f"written to {draw_figure(spec, args.results, args.out, args.only, options, dark=args.dark)}")
     return 0
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from typing import NamedTuple
 
 from edit_hooks.utils.printable import printable
@@ -28,6 +31,49 @@ MAX_TITLE = 200  # characters of titles and of names in the legend
 MAX_LABEL = 60  # characters of other texts
 
 
+class Theme(NamedTuple):
+    """Colors of the page and of what is not data.
+
+    Attributes:
+        paper: the ground, and the halo of texts over lines. ink: strong lines and texts. number, caption: of these
+            texts. grid: of these lines. axes: frames, ticks and labels.
+        nodes: role -> ground of a node.
+    """
+
+    paper: str
+    ink: str
+    number: str
+    caption: str
+    grid: str
+    axes: str
+    nodes: Mapping[str, str]
+
+
+LIGHT = Theme("white", "#222222", "#333333", "#444444", "#dddddd", "black", ROLES)
+DARK = Theme(
+    "#14181e", "#e6e6e6", "#d0d0d0", "#b8b8b8", "#3a4048", "#d0d4da",
+    {"start": "#1d3c52", "end": "#5a4715", "other": "#2a2f36"},
+)  # fmt: skip
+# Lighter than the palette where that is dark; the same hues, so that texts about the colors hold.
+DARK_PALETTE = ("#4FA8E8", "#E69F00", "#2BC29A", "#F07F3A", "#D98FB8", "#7CC7F2", "#B98A5A", "#BBBBBB")
+_theme: ContextVar[Theme] = ContextVar("theme", default=LIGHT)
+
+
+def theme() -> Theme:
+    """The theme of the figure that is being drawn."""
+    return _theme.get()
+
+
+@contextlib.contextmanager
+def drawn_in(chosen: Theme) -> Iterator[None]:
+    """Scope in which figures are drawn in a theme."""
+    token = _theme.set(chosen)
+    try:
+        yield
+    finally:
+        _theme.reset(token)
+
+
 class EdgeLook(NamedTuple):
     """Color, dash (of matplotlib, of plotly), width in points, and color of its label."""
 
@@ -46,7 +92,8 @@ EDGE_LOOKS = (
 
 def color_of(index: int | None) -> str:
     """A color of the palette, which repeats; gray for None."""
-    return GRAY if index is None else PALETTE[index % len(PALETTE)]
+    palette = DARK_PALETTE if theme() is DARK else PALETTE
+    return GRAY if index is None else palette[index % len(palette)]
 
 
 def marker_of(index: int) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError, near_misses
 from lm_edit.figures import (
+    answer_gap,
     bake_answers,
     bake_icl,
     bake_logprob,
@@ -41,9 +42,10 @@ from lm_edit.results.filters import read_conditions
 @functools.cache
 def _by_name() -> Mapping[str, FigureSpec]:
     modules = (
-        bake_logprob, bake_icl, bake_answers, bake_statistics, bird_weights, wild_gap, wild_table, wild_batches,
-        wild_retention, wild_grid, qaedit_categories, evk_glue, evk_align, evk_map, thinkedit_ifr, thinkedit_ckp,
-        thinkedit_tradeoff, thinkedit_graph, thinkedit_steps, knowgic_lengths, causal_trace, case_answers,
+        answer_gap, bake_logprob, bake_icl, bake_answers, bake_statistics, bird_weights, wild_gap, wild_table,
+        wild_batches, wild_retention, wild_grid, qaedit_categories, evk_glue, evk_align, evk_map, thinkedit_ifr,
+        thinkedit_ckp, thinkedit_tradeoff, thinkedit_graph, thinkedit_steps, knowgic_lengths, causal_trace,
+        case_answers,
     )  # fmt: skip
     return {module.SPEC.name: module.SPEC for module in modules}
 
@@ -67,20 +69,23 @@ def draw_figure(
     output: Path,
     only: Sequence[str] = (),
     options: Options = DEFAULTS,
+    *,
+    dark: bool = False,
 ) -> Path:
     """Draw a figure from files and write it; equal inputs give equal bytes.
 
     Args:
         only: conditions on the results, see :func:`lm_edit.results.filters.filter_rows`.
+        dark: for a dark page.
 
     Raises:
         EditingError: if the files lack what the figure needs, naming the tasks and settings that write it; for a choice
             that the figure does not have.
     """
-    check_output(output, is_table=spec.is_table)
+    check_output(output, is_table=spec.is_table, dark=dark)
     read_conditions(only)  # wrong ones are refused before the files are read
     inputs = Inputs(paths, only)
     spec.refuse_unread(inputs, options)
     if not paths and spec.needs.reads != DATA:
         raise spec.needs.missing("no files are given")
-    return write_figure(spec.draw(inputs, options), output)
+    return write_figure(spec.draw(inputs, options), output, dark=dark)

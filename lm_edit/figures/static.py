@@ -12,20 +12,23 @@ from edit_hooks.utils.files import replacing
 from lm_edit.figures.charts import UNSCORED, Bars, Chart, HeatMap, Lines, Network, Panel, Points, Reference, Waterfall
 from lm_edit.figures.layout import Drawn, Movable, Place, fit, legend_columns
 from lm_edit.figures.look import (
+    DARK,
     FALL,
     GRAY,
+    LIGHT,
     MAX_TITLE,
     RISE,
-    ROLES,
     TOTAL,
     color_of,
     dash_of,
+    drawn_in,
     edge_look,
     legend_names,
     marker_of,
     number,
     shown,
     text_on,
+    theme,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +56,7 @@ NAME_PLACES = (
     Place((10, 10), "left", "bottom"), Place((10, -10), "left", "top"), Place((-10, 10), "right", "bottom"),
     Place((-10, -10), "right", "top"),
 )  # fmt: skip
-WHISKERS = {"elinewidth": 0.7, "ecolor": "#222222", "capsize": 1.5}
+WHISKERS = {"elinewidth": 0.7, "capsize": 1.5}
 SETTINGS: dict[str, Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": 7.5,
@@ -83,7 +86,7 @@ def draw_static(chart: Chart) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with style.context(["default", SETTINGS]):
+    with style.context(["default", _settings()]):
         columns = min(chart.columns, len(chart.panels))
         rows = math.ceil(len(chart.panels) / columns)
         width = PANEL_WIDTH * (
@@ -99,7 +102,7 @@ def draw_static(chart: Chart) -> Figure:
             texts = _draw_panel(axes, panel)
             drawn.append(Drawn(axes, index // columns, shown(panel.title, MAX_TITLE), *texts))
         lines = caption_lines(chart.sentences, width)
-        figure.supxlabel("\n".join(lines), fontsize=6.5, color="#444444", x=0.01, ha="left", linespacing=1.35)
+        figure.supxlabel("\n".join(lines), fontsize=6.5, color=theme().caption, x=0.01, ha="left", linespacing=1.35)
         title = textwrap.wrap(shown(chart.title, MAX_TITLE), int(width * TITLE_CHARACTERS_PER_INCH))
         heading = _add_heading(figure, "\n".join(title), legend_names(chart), width)
         figure.set_size_inches(width, sum(heights) + heading + CAPTION_LINE * len(lines))
@@ -107,18 +110,37 @@ def draw_static(chart: Chart) -> Figure:
     return figure
 
 
-def write_static(chart: Chart, path: Path) -> Path:
-    """Write a chart as .svg, .png or .pdf; equal charts give equal bytes."""
+def write_static(chart: Chart, path: Path, *, dark: bool = False) -> Path:
+    """Write a chart as .svg, .png or .pdf; equal charts give equal bytes.
+
+    Args:
+        dark: light ink on a dark ground.
+    """
     from matplotlib import style
 
-    figure = draw_static(chart)
+    with drawn_in(DARK if dark else LIGHT):
+        figure = draw_static(chart)
+        settings = _settings()
     file_format = path.suffix[1:]
     with (
         replacing(path) as temporary,  # its name does not show the format
-        style.context(["default", SETTINGS]),
+        style.context(["default", settings]),
     ):
         figure.savefig(temporary, format=file_format, metadata=METADATA[file_format])
     return path
+
+
+def _settings() -> dict[str, Any]:
+    """The settings of matplotlib in the current theme."""
+    if theme() is LIGHT:
+        return SETTINGS
+    ground = dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), theme().paper)
+    inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
+    return {**SETTINGS, **ground, **dict.fromkeys(inked, theme().axes)}
+
+
+def _whiskers() -> dict[str, Any]:
+    return {**WHISKERS, "ecolor": theme().ink}
 
 
 def caption_lines(caption: Sequence[str], width: float) -> list[str]:
@@ -179,7 +201,7 @@ def _draw_bars(axes: Axes, panel: Bars) -> list[Text]:
         axes.barh(
             rows, series.values, height=thickness * 0.92, left=starts, color=color_of(series.color),
             label=shown(series.name, MAX_TITLE), xerr=_errors(series.values, series.low, series.high),
-            error_kw=WHISKERS, edgecolor="white", linewidth=0.6 if panel.stacked else 0.0,
+            error_kw=_whiskers(), edgecolor=theme().paper, linewidth=0.6 if panel.stacked else 0.0,
         )  # fmt: skip
         for row, value in enumerate(series.values):
             if math.isnan(value):
@@ -214,7 +236,7 @@ def _draw_waterfall(axes: Axes, panel: Waterfall) -> list[Text]:
         color = TOTAL if is_total else RISE if end >= start else FALL
         index = min(row, len(series.values) - 1)
         interval = [[end - series.low[index]], [series.high[index] - end]] if series.low else None
-        axes.barh([row], [end - start], height=0.7, left=[start], color=color, xerr=interval, error_kw=WHISKERS)
+        axes.barh([row], [end - start], height=0.7, left=[start], color=color, xerr=interval, error_kw=_whiskers())
         right = max(start, end, series.high[index] if series.high else end)
         text = number(end) if is_total else f"{end - start:+.2f}"
         numbers.append(_write_number(axes, text, right, row, leftward=False))
@@ -229,15 +251,15 @@ def _label_bars(axes: Axes, names: Sequence[str], value_label: str) -> None:
     axes.set_yticks(range(len(names)), [wrapped(name, CATEGORY_CHARACTERS) for name in names])
     axes.set_ylim(len(names) - 0.45, -0.55)
     axes.set_xlabel(shown(value_label))
-    axes.grid(axis="x", color="#dddddd", linewidth=0.5)
+    axes.grid(axis="x", color=theme().grid, linewidth=0.5)
 
 
 def _write_number(axes: Axes, text: str, end: float, place: float, *, leftward: bool) -> Text:
     """Write a number beyond the end of a bar and its whisker."""
     return axes.annotate(
         text, (end, place), xytext=(-2 if leftward else 2, 0), textcoords="offset points", va="center",
-        ha="right" if leftward else "left", fontsize=5.5, color="#333333", annotation_clip=False,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8},
+        ha="right" if leftward else "left", fontsize=5.5, color=theme().number, annotation_clip=False,
+        bbox={"facecolor": theme().paper, "edgecolor": "none", "pad": 0.4, "alpha": 0.8},
     )  # fmt: skip
 
 
@@ -267,12 +289,12 @@ def _draw_lines(axes: Axes, panel: Lines) -> None:
             series.positions, series.values, yerr=_errors(series.values, series.low, series.high),
             color=color_of(series.color), marker=marker_of(series.style)[0], linestyle=dash_of(series.style)[0],
             label=shown(series.name, MAX_TITLE), capsize=2, elinewidth=0.7,
-            markeredgecolor="white", markeredgewidth=0.4,
+            markeredgecolor=theme().paper, markeredgewidth=0.4,
         )  # fmt: skip
     _draw_references(axes.axhline, panel.references)
     axes.set_xlabel(shown(panel.position_label))
     axes.set_ylabel(shown(panel.value_label))
-    axes.grid(color="#dddddd", linewidth=0.5)
+    axes.grid(color=theme().grid, linewidth=0.5)
     positions = sorted({position for series in panel.series for position in series.positions})
     if panel.log_positions:
         axes.set_xscale("log")
@@ -304,7 +326,7 @@ def _draw_points(axes: Axes, panel: Points) -> list[Movable]:
         size, alpha = (26, 1.0) if panel.named or has_errors else (9, 0.75)
         axes.scatter(
             series.positions, series.values, s=size, marker=marker, color=color_of(series.color), linewidths=0.3,
-            edgecolors="white", label=shown(series.name, MAX_TITLE), zorder=3, alpha=alpha,
+            edgecolors=theme().paper, label=shown(series.name, MAX_TITLE), zorder=3, alpha=alpha,
         )  # fmt: skip
         if panel.named:
             for x, y, text in zip(series.positions, series.values, series.texts, strict=True):
@@ -315,7 +337,7 @@ def _draw_points(axes: Axes, panel: Points) -> list[Movable]:
     axes.set_xlabel(shown(panel.position_label))
     axes.set_ylabel(shown(panel.value_label))
     if panel.axes:
-        axes.grid(color="#dddddd", linewidth=0.5)
+        axes.grid(color=theme().grid, linewidth=0.5)
         axes.margins(0.15)
     else:
         axes.set_xticks([])
@@ -350,7 +372,8 @@ def _draw_network(axes: Axes, panel: Network) -> Texts:
         text = axes.text(
             node.x, node.y, wrapped(node.name, 16), fontsize=6, ha="center", va="center", zorder=4,
             bbox={
-                "boxstyle": "round,pad=0.25", "facecolor": ROLES[node.role], "edgecolor": "#555555", "linewidth": 0.6,
+                "boxstyle": "round,pad=0.25", "facecolor": theme().nodes[node.role], "edgecolor": "#555555",
+                "linewidth": 0.6,
             },
         )  # fmt: skip
         boxes[node.name] = text.get_bbox_patch()
@@ -369,7 +392,7 @@ def _draw_network(axes: Axes, panel: Network) -> Texts:
             along = [Place(_on_edge(places[edge.source], places[edge.target], share)) for share in SHARES_OF_EDGE]
             text = axes.text(
                 *along[0].position, shown(edge.label, 28), fontsize=5.5, color=look.ink, zorder=3.5,
-                bbox={"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
+                bbox={"boxstyle": "round,pad=0.1", "facecolor": theme().paper, "edgecolor": "none", "alpha": 0.85},
             )  # fmt: skip
             labels.append(Movable(text, along))
     for kind in dict.fromkeys(edge.kind for edge in panel.edges):

@@ -19,7 +19,7 @@ from paths import ROOT
 
 from edit_hooks.lm.model import OWN_OPTIONS
 from judges.settings import read_settings
-from lm_edit.cli.main import VERBS, build_parser
+from lm_edit.cli.main import build_parser
 from lm_eval_tasks.common.records.benchmark import all_benchmarks
 from lm_eval_tasks.common.settings import COMMON_SETTINGS
 
@@ -77,12 +77,6 @@ def test_mentioned_verbs_and_flags_exist(command: str) -> None:
     subparsers = next(action for action in build_parser()._actions if action.dest == "verb")
     flags = {flag for action in subparsers.choices[verb]._actions for flag in action.option_strings}
     assert {word for word in words if word.startswith("--")} <= flags
-
-
-def test_the_readme_names_every_verb() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`(?:lm-edit )?([a-z-]+)[^`]*`", text)) | set(re.findall(r"^lm-edit ([a-z-]+)", text, re.M))
-    assert set(VERBS) <= named, set(VERBS) - named
 
 
 @pytest.mark.parametrize("command", [*commands("lm_eval"), *mentions("lm_eval --model edited_hf")])

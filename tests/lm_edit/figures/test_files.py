@@ -221,3 +221,28 @@ class TestVerbs:
         assert run_verb(["figure", *arguments]) == 2
         assert message in capsys.readouterr().err
         assert not list(tmp_path.iterdir())
+
+
+def test_a_dark_page_has_the_same_values_in_other_ink(tmp_path):
+    series = [Series(name="a", values=[0.25, 0.5], low=[0.1, 0.4], high=[0.3, 0.7]), Series(name="b", values=[1, 0])]
+    chart = Chart(name="c", title="t", panels=[Bars(title="p", categories=["x", "y"], series=series, value_label="v")])
+    light, dark = (write_figure(chart, tmp_path / f"{name}.svg", dark=name == "dark") for name in ("light", "dark"))
+    light, dark = (path.read_text(encoding="utf-8") for path in (light, dark))
+
+    def colors(text):
+        return {color.lower() for color in re.findall("#[0-9a-fA-F]{6}", text)}
+
+    def brightness(color):
+        return sum(int(color[place : place + 2], 16) for place in (1, 3, 5)) / 3
+
+    def texts(text):
+        return re.findall("<!-- (.*?) -->", text)
+
+    assert texts(dark) == texts(light)
+    assert re.sub("#[0-9a-fA-F]{6}", "", dark).count("<path") >= light.count("<path")
+    ground = "#14181e"
+    assert ground in colors(dark) and not {"#ffffff", "#000000", "#222222"} & colors(dark)
+    assert all(abs(brightness(color) - brightness(ground)) > 25 for color in colors(dark) - {ground}), colors(dark)
+    assert light == write_figure(chart, tmp_path / "again.svg").read_text(encoding="utf-8"), "the theme does not stay"
+    with pytest.raises(EditingError, match=r"a dark ground is for .svg, .png, .pdf; c.html has none"):
+        write_figure(chart, tmp_path / "c.html", dark=True)

@@ -10,7 +10,7 @@ import pytest
 from result_rows import frame, row
 
 from edit_hooks import EditingError
-from lm_edit.figures import wild_batches, wild_gap, wild_grid, wild_retention, wild_table
+from lm_edit.figures import answer_gap, wild_batches, wild_gap, wild_grid, wild_retention, wild_table
 from lm_edit.figures.needs import Options
 from lm_edit.figures.output import write_figure
 from lm_edit.results.filters import filter_rows
@@ -69,6 +69,47 @@ class TestGap:
         other = row("memit", "qaedit_syn_reliability", "efficacy_match", 0.9, population="wrong_em")
         with pytest.raises(EditingError, match=r"differ in population of efficacy_match.*--only population=all"):
             wild_gap.draw(frame(*self.rows(), other))
+
+
+class TestThreeWays:
+    COLUMNS = (
+        ("bake_es", "efficacy_prob"),
+        ("qaedit_wild_reliability", "efficacy_wild_em"),
+        ("bake_rq", "reverse_qa_prob"),
+    )
+
+    def rows(self, **values):
+        for editor, three in values.items():
+            for (task, metric), value in zip(self.COLUMNS, three, strict=True):
+                if value is not None:
+                    yield row(editor, task, metric, value, n=64.0)
+
+    def test_three_bars_per_editor_and_the_unedited_model(self):
+        rows = frame(*self.rows(rome=(1.0, 0.75, 0.0), ike=(1.0, 0.9, 0.8), unedited=(0.1, 0.0, 0.2)))
+        chart = answer_gap.draw(rows)
+        (panel,) = chart.panels
+        assert list(panel.categories) == ["ike", "rome"]
+        assert [list(series.values) for series in panel.series] == [[1.0, 1.0], [0.9, 0.75], [0.8, 0.0]]
+        assert [reference.value for reference in panel.references] == [0.1, 0.0, 0.2]
+        assert panel.series[1].name == "free answer (exact match)" and panel.limits == (0.0, 1.0)
+        assert "the files have no efficacy_wild_judge" in chart.caption[-1]
+
+    def test_an_editor_without_one_of_the_runs_has_a_gap(self):
+        chart = answer_gap.draw(frame(*self.rows(rome=(1.0, 0.75, 0.0), ft_m=(1.0, None, 0.5))))
+        (panel,) = chart.panels
+        assert math.isnan(panel.series[1].values[0]) and panel.series[1].gaps[0] == "not run"
+
+    @pytest.mark.parametrize("missing", range(3))
+    def test_without_one_of_the_columns_nothing_is_drawn(self, missing):
+        three = [None if place == missing else 0.5 for place in range(3)]
+        with pytest.raises(EditingError, match=r"answer_gap: no run has .*for example: lm_eval --model edited_hf"):
+            answer_gap.draw(frame(*self.rows(rome=three)))
+
+    def test_columns_of_other_tasks_are_not_taken(self):
+        """efficacy_prob is a column of CounterFact, too."""
+        other = row("rome", "counterfact_flat_es", "efficacy_prob", 0.1)
+        chart = answer_gap.draw(frame(*self.rows(rome=(1.0, 0.75, 0.0)), other))
+        assert list(chart.panels[0].series[0].values) == [1.0]
 
 
 class TestTable:
