@@ -131,7 +131,7 @@ def test_the_gallery_has_a_card_a_section_and_a_command_of_every_figure() -> Non
     assert re.findall(r"^## (\w+)$", text, flags=re.MULTILINE) == figures
     assert re.findall(r"^lm-edit figure (\w+) ", text, flags=re.MULTILINE) == figures
     drawn = yaml.safe_load((PICTURES / "drawn.yaml").read_text(encoding="utf-8"))
-    files = {path.stem for path in PICTURES.iterdir() if path.name != "drawn.yaml"}
+    files = {path.stem.removesuffix("-dark") for path in PICTURES.iterdir() if path.name != "drawn.yaml"}
     assert files == set(drawn) <= set(figures), "every picture says which runs it is drawn from"
 
 
