@@ -3,7 +3,8 @@
 Inference produces them, tasks consume them, and lm-eval writes them into sample files. A model answers a question with
 a :class:`ScoredContinuation`, a :class:`GeneratedText` or a :class:`StateSimilarity`. The result of a request is an
 :class:`EditedAnswer`: the answer under the case's edits and, if required, the unedited model's answer, the answers at
-other stages of a stream, and a report on the edit. ``str()`` of it is its JSON text, which contains :data:`FORMAT`.
+other stages of a stream, and a report on the edit. ``str()`` of it is its JSON text, which contains :data:`FORMAT`. A
+filter pipeline of a task makes another :class:`EditedAnswer` of it, with the answers that its filters returned.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.readable import readable
@@ -24,6 +25,11 @@ FORMAT = "lm-eval-editing/answer/1"
 FIRST_TOKEN_KL, WRECKED = "first_token_kl", "wrecked"
 WRECKED_KL = 3.0
 NOT_FINITE = ("nan", "inf", "-inf")  # texts of numbers that JSON lacks
+
+IMMEDIATE = "immediate"
+# A stage of a stream besides the final one: IMMEDIATE, right after the case's own edit; a checkpoint's number of cases
+# as a text; or the number of a step, counted from 0.
+Stage: TypeAlias = str | int
 
 # not_finite: the largest logit of the next token was NaN or infinite, so there is no answer.
 StopReason = Literal["eos", "stop_string", "length", "not_finite"]
@@ -210,6 +216,8 @@ class FailedAnswer:
 
 
 ModelAnswer: TypeAlias = ScoredContinuation | GeneratedText | StateSimilarity
+AnswerT_co = TypeVar("AnswerT_co", covariant=True)
+OtherT = TypeVar("OtherT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,28 +279,44 @@ class EditReport:
 
 @dataclass(frozen=True, kw_only=True)
 @readable
-class EditedAnswer:
-    """Result of one request of a document with edits.
+class EditedAnswer(Generic[AnswerT_co]):
+    """Result of one request of a document with edits: the model's, or what a filter pipeline made of that.
 
     Attributes:
         final: the answer under the edits (in a stream: on the final model), or the reason for its absence.
+        stages: in a stream, the answers at other stages: right after the case's own edit, at checkpoints, and after
+            every step from its own on.
         edit: report on the edit; ``None`` for the unedited model.
-        position: the case's position in a stream; ``None`` if cases are edited independently.
-        immediate: in a stream, the answer right after the case's own edit.
-        checkpoints: number of cases -> answer. after_step: step -> answer, from the case's own step on.
+        position: the case's position in a stream; ``None`` if cases are edited independently, and from other model
+            classes.
+        judged: whether a judge decides in the filter pipeline, even if this request had nothing to judge; ``None`` for
+            the model's own answers.
+        context: after a filter pipeline, whose answers need not hold it: what the edit put before the question.
     """
 
-    final: ModelAnswer | FailedAnswer
+    final: AnswerT_co
+    stages: Mapping[Stage, AnswerT_co] = field(default_factory=dict)
     edit: EditReport | None = None
     position: StreamPosition | None = None
-    immediate: ModelAnswer | None = None
-    checkpoints: Mapping[int, ModelAnswer] = field(default_factory=dict)
-    after_step: Mapping[int, ModelAnswer] = field(default_factory=dict)
+    judged: bool | None = None
+    context: ContextReport | None = None
 
     def __str__(self) -> str:
-        return json.dumps(self.to_json(), ensure_ascii=False, allow_nan=False)
+        """The JSON text of the model's own answers, the final one after a filter pipeline: the texts of samples."""
+        if self.judged is not None:
+            return str(self.final)
+        return json.dumps(cast(ModelResult, self).to_json(), ensure_ascii=False, allow_nan=False)
 
-    def to_json(self) -> dict[str, Any]:
+    def filtered(
+        self: ModelResult, final: OtherT, stages: Mapping[Stage, OtherT], *, judged: bool
+    ) -> EditedAnswer[OtherT]:
+        """Return the result with the answers that a filter pipeline made of the model's own."""
+        context = getattr(self.final, "context", None)
+        return EditedAnswer(
+            final=final, stages=stages, edit=self.edit, position=self.position, judged=judged, context=context
+        )
+
+    def to_json(self: ModelResult) -> dict[str, Any]:
         """Return a mapping of plain JSON values; NaN and infinities become strings."""
         record: dict[str, Any] = {"format": FORMAT}
         if isinstance(self.final, FailedAnswer):
@@ -307,15 +331,17 @@ class EditedAnswer:
             record["edit"] = _plain_numbers(self.edit.to_json())
         if self.position is not None:
             record["stream"] = dataclasses.asdict(self.position)
-        if self.immediate is not None:
-            record["immediate"] = answer_to_json(self.immediate)
-        for name in ("checkpoints", "after_step"):
-            if stages := getattr(self, name):
-                record[name] = {str(number): answer_to_json(answer) for number, answer in stages.items()}
+        for stage, answer in self.stages.items():
+            assert not isinstance(answer, FailedAnswer)  # a failed edit has no stages
+            if stage == IMMEDIATE:
+                record[IMMEDIATE] = answer_to_json(answer)
+            else:
+                kind = "after_step" if isinstance(stage, int) else "checkpoints"
+                record.setdefault(kind, {})[str(stage)] = answer_to_json(answer)
         return record
 
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> EditedAnswer:
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> ModelResult:
         """Inverse of :meth:`to_json`.
 
         Raises:
@@ -324,17 +350,17 @@ class EditedAnswer:
         if record.get("format") != FORMAT:
             raise EditingError(f"this answer has the format {record.get('format')!r}; {FORMAT!r} is needed.")
         try:
-            immediate = record.get("immediate")
-            return cls(
+            return EditedAnswer(
                 final=_failed_from_json(record) if "error" in record else answer_from_json(record["answer"]),
                 edit=EditReport.from_json(record["edit"]) if "edit" in record else None,
                 position=StreamPosition(**record["stream"]) if "stream" in record else None,
-                immediate=None if immediate is None else answer_from_json(immediate),
-                checkpoints=_stages(record.get("checkpoints", {})),
-                after_step=_stages(record.get("after_step", {})),
+                stages=_stages_from_json(record),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise EditingError(f"this answer cannot be read: {type(error).__name__}: {error}.") from None
+
+
+ModelResult: TypeAlias = EditedAnswer[ModelAnswer | FailedAnswer]
 
 
 def answer_to_json(answer: ModelAnswer) -> dict[str, Any]:
@@ -400,8 +426,11 @@ def truncate(text: str, stops: Iterable[str]) -> str:
     return text[: min(starts)] if starts else text
 
 
-def _stages(record: Mapping[str, Any]) -> dict[int, ModelAnswer]:
-    return {int(number): answer_from_json(answer) for number, answer in record.items()}
+def _stages_from_json(record: Mapping[str, Any]) -> dict[Stage, ModelAnswer]:
+    saved: dict[Stage, Any] = {IMMEDIATE: record[IMMEDIATE]} if IMMEDIATE in record else {}
+    saved |= {str(int(number)): answer for number, answer in record.get("checkpoints", {}).items()}
+    saved |= {int(step): answer for step, answer in record.get("after_step", {}).items()}
+    return {stage: answer_from_json(answer) for stage, answer in saved.items()}
 
 
 def _plain_numbers(value: Any) -> Any:

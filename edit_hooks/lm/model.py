@@ -18,7 +18,15 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from torch import nn
 
-from edit_hooks.answers import EditedAnswer, EditReport, FailedAnswer, GeneratedText, ModelAnswer, ScoredContinuation
+from edit_hooks.answers import (
+    EditedAnswer,
+    EditReport,
+    FailedAnswer,
+    GeneratedText,
+    ModelAnswer,
+    ModelResult,
+    ScoredContinuation,
+)
 from edit_hooks.assets.demo_model import demo_dtype, demo_model_path
 from edit_hooks.base.editor import Editor, position_limit
 from edit_hooks.base.origin import SettingsOrigin, report_origin
@@ -247,7 +255,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
 
     def _answer_under_edits(
         self, requests: Sequence[Instance], read: Sequence[Question | FailedAnswer], answer_jobs: AnswerJobs
-    ) -> list[EditedAnswer]:
+    ) -> list[ModelResult]:
         questions = [question for question in read if isinstance(question, Question)]
         unedited_only = self.options.mode == "none"
         items = [question.item for question in questions if question.ask_unedited or unedited_only]

@@ -11,10 +11,10 @@ from lm_eval.api.instance import Instance
 
 from edit_hooks.answers import (
     ContextReport,
-    EditedAnswer,
     FailedAnswer,
     GeneratedText,
     ModelAnswer,
+    ModelResult,
     ScoredContinuation,
 )
 from edit_hooks.decoding import AskedModel
@@ -101,7 +101,7 @@ def _asked_model(doc: Mapping[str, Any]) -> AskedModel:
     return asked
 
 
-def with_cut(answer: EditedAnswer, question: Question) -> EditedAnswer:
+def with_cut(answer: ModelResult, question: Question) -> ModelResult:
     """Note in an answer that its question lost its beginning; the report of a context edit has its own note."""
     final = answer.final
     if not question.cut or not isinstance(final, (ScoredContinuation, GeneratedText)) or final.context is not None:

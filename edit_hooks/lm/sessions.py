@@ -17,12 +17,15 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.answers import (
+    IMMEDIATE,
     EditedAnswer,
     EditReport,
     FailedAnswer,
     GeneratedText,
     ModelAnswer,
+    ModelResult,
     ScoredContinuation,
+    Stage,
     StateSimilarity,
     StreamPosition,
 )
@@ -91,7 +94,7 @@ class Session(abc.ABC):
     writes: tuple[str, ...] = ()
 
     @abc.abstractmethod
-    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobsOn) -> list[EditedAnswer]:
+    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobsOn) -> list[ModelResult]:
         """Return the answers in the order of the questions.
 
         Args:
@@ -124,7 +127,7 @@ class Session(abc.ABC):
 class UneditedSession(Session):
     """``mode=none``: answers every question on the unedited model."""
 
-    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobsOn) -> list[EditedAnswer]:
+    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobsOn) -> list[ModelResult]:
         return [EditedAnswer(final=_with_unedited(unedited[q.item], q, unedited)) for q in questions]
 
     def edits(self, groups: Sequence[RequestGroup]) -> Iterator[Delta | FailedEdit]:
@@ -165,13 +168,13 @@ class SavedEditSession(Session):
                 facts |= {name: value for name, value in measured.items() if name not in LONG}
         self.report = dataclasses.replace(report, diagnostics=facts)
 
-    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobsOn) -> list[EditedAnswer]:
+    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobsOn) -> list[ModelResult]:
         with self.stock_task_scope() as runtime_part:
             answers = answer_distinct(
                 (q.item for q in questions if q.ask_edited),
                 lambda items: answer_jobs([(item, runtime_part) for item in items], self._state),
             )
-        results = []
+        results: list[ModelResult] = []
         for question in questions:
             saved = self.requests
             edited = saved is None or all(request.without_context.key in saved for request in question.requests)
@@ -213,7 +216,7 @@ class SingleEditSession(Session):
         self.independent, self.plan = edits, plan
         self.editor_name, self.writes = edits.editor.name, edits.editor.writes
 
-    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobsOn) -> list[EditedAnswer]:
+    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobsOn) -> list[ModelResult]:
         groups = [self._group_of(question) for question in questions]
         answers: dict[tuple[str, Item], ModelAnswer] = {}
         for edits in self.independent.portions(group for group in groups if group):
@@ -250,7 +253,7 @@ class SingleEditSession(Session):
         group: RequestGroup | None,
         answers: Mapping[tuple[str, Item], ModelAnswer],
         unedited: Answers,
-    ) -> EditedAnswer:
+    ) -> ModelResult:
         if not question.requests:
             if question.ask_edited:
                 return EditedAnswer(final=ABOUT_NO_EDIT)
@@ -289,7 +292,7 @@ class StreamSession(Session):
         self.plan = stream.plan
         self.editor_name, self.writes = stream.editor.name, stream.editor.writes
 
-    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobsOn) -> list[EditedAnswer]:
+    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobsOn) -> list[ModelResult]:
         steps = [self._step_of(question) for question in questions]
         checkpoints = self.plan.checkpoint_steps()
         checkpoint_steps = set(checkpoints.values())
@@ -374,7 +377,7 @@ class StreamSession(Session):
         unedited: Answers,
         checkpoints: Mapping[int, int],
         unusable: Mapping[str, str],
-    ) -> EditedAnswer:
+    ) -> ModelResult:
         last = self.stream.num_steps - 1
         item = question.item
         reasons = [reason for request in question.requests if (reason := unusable.get(request.key))]
@@ -391,21 +394,19 @@ class StreamSession(Session):
             report = EditReport(editor=self.editor_name, error=reason)
             return EditedAnswer(final=_edit_failed(reason, question, unedited), edit=report, position=position)
         final = _with_unedited(answers[last][item] if question.ask_edited else unedited[item], question, unedited)
+        taken: dict[Stage, int] = {}  # stage -> step after which it is taken
+        reached: dict[Stage, int] = {str(number): step for number, step in checkpoints.items() if step <= last}
         if edit_step is None:
-            due = not question.requests and question.ask_edited
-            at = {number: answers[step][item] for number, step in checkpoints.items() if due and step <= last}
-            return EditedAnswer(final=final, position=position, checkpoints=at)
-        if not question.ask_edited:
-            return EditedAnswer(final=final, edit=self.stream.report(edit_step), position=position)
+            taken |= {} if question.requests or not question.ask_edited else reached
+        elif question.ask_edited:
+            taken |= {IMMEDIATE: edit_step} if self.immediate else {}
+            taken |= {number: step for number, step in reached.items() if edit_step <= step}
+            taken |= {step: step for step in range(edit_step, last + 1)} if self.retention else {}
         return EditedAnswer(
             final=final,
-            edit=self.stream.report(edit_step),
+            stages={stage: answers[step][item] for stage, step in taken.items()},
+            edit=None if edit_step is None else self.stream.report(edit_step),
             position=position,
-            immediate=answers[edit_step][item] if self.immediate else None,
-            checkpoints={
-                number: answers[step][item] for number, step in checkpoints.items() if edit_step <= step <= last
-            },
-            after_step={step: answers[step][item] for step in range(edit_step, last + 1)} if self.retention else {},
         )
 
 

@@ -19,7 +19,7 @@ from judges.base import Item
 from lm_edit.results.runs import ResultFile
 from lm_edit.results.samples import read_saved_response
 from lm_edit.results.shape import as_saved
-from lm_eval_tasks.common.asking.probes import Probe, case_requests
+from lm_eval_tasks.common.asking.probes import Document
 from lm_eval_tasks.common.fillable import LEFT_OUT
 from lm_eval_tasks.common.saved_cases import SAVED_CASES, SavedCases
 from lm_eval_tasks.common.scoring.population import WRONG_JUDGE
@@ -74,6 +74,7 @@ class SavedTask:
         located = file.samples(name)
         self.rows: list[Row] = [row for _, row in located]
         self.firsts: dict[int, Row] = {}  # document -> its first sample; further ones are of other filters
+        self.docs: list[Document] = []
         self.prompts: list[list[str]] = []
         self.responses: dict[tuple[int, int], Any] = {}  # place of the document, number of the request -> answer
         self.separator: str | None = None
@@ -84,18 +85,20 @@ class SavedTask:
 
     def _read(self, row: Row) -> None:
         arguments = [(one["arg_0"], one["arg_1"]) for one in row["arguments"].values()]
-        if not _have_layout(row["doc"]):
+        doc = Document(row["doc"])
+        if not _has_layout(doc):
             raise another_task(self.file, self.name, "its documents have another layout")
-        requests = list(case_requests(row["doc"]))
+        requests = doc.requests
         if not len(requests) == len(arguments) == len(row["resps"]):
             raise ValueError(f"{len(requests)} requests, {len(arguments)} prompts, {len(row['resps'])} answers")
-        prompts = [""] * len(row["doc"]["probes"])
+        prompts = [""] * len(doc.probes)
         for number, (request, (prompt, argument)) in enumerate(zip(requests, arguments, strict=True)):
             prompts[request.number] = prompt
             self.responses[len(self.firsts), number] = _response(row["resps"][number][0])
             if request.target is not None and self.separator is None:
                 separator = argument.removesuffix(request.target)
                 self.separator = separator if separator != request.probe.separator else None
+        self.docs.append(doc)
         self.prompts.append(prompts)
         self.firsts[row["doc_id"]] = row
 
@@ -107,14 +110,15 @@ class SavedTask:
     def cases(self, separator: str | None) -> SavedCases:
         """The documents and prompts of the run."""
         source = (self.saved_config.get("metadata") or {}).get("data_source") or {}
-        docs = [dict(row["doc"]) for row in self.firsts.values()]
-        return SavedCases(docs, self.prompts, separator, list(source.get(LEFT_OUT) or ()))
+        return SavedCases(self.docs, self.prompts, separator, list(source.get(LEFT_OUT) or ()))
 
 
-def _have_layout(doc: Mapping[str, Any]) -> bool:
+def _has_layout(doc: Document) -> bool:
     """Whether the questions of a saved document have the fields that they have here."""
     try:
-        return all(record.keys() == Probe.from_json(record).to_json().keys() for record in doc["probes"])
+        return all(
+            saved.keys() == probe.to_json().keys() for saved, probe in zip(doc["probes"], doc.probes, strict=True)
+        )
     except (KeyError, TypeError):
         return False
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edit_hooks.answers import FORMAT, EditedAnswer, FailedAnswer, GeneratedText, ModelAnswer
+from edit_hooks.answers import FORMAT, EditedAnswer, FailedAnswer, GeneratedText, ModelAnswer, ModelResult
 from edit_hooks.decoding import Decoding
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import parse_json, read_rows
@@ -21,7 +21,7 @@ from lm_eval_tasks.common.asking.generation import stop_strings
 from lm_eval_tasks.common.asking.probes import NO_GOLD, NO_QUESTION, case_requests, why_not_judged
 from lm_eval_tasks.common.records.cases import NEIGHBORHOOD
 from lm_eval_tasks.common.scoring.population import PRE_EDIT
-from lm_eval_tasks.common.task.stages import IMMEDIATE, NOT_IN_STREAM
+from lm_eval_tasks.common.task.stages import NOT_IN_STREAM
 
 log = get_logger(__name__)
 
@@ -158,8 +158,8 @@ def saved_stops(arguments: Mapping[str, Any], decoding: Decoding | None) -> list
 
 
 def answers_by_stage(
-    response: EditedAnswer | str, scores_outside: bool
-) -> Iterator[tuple[str, EditedAnswer | ModelAnswer | FailedAnswer | str]]:
+    response: ModelResult | str, scores_outside: bool
+) -> Iterator[tuple[str, ModelResult | ModelAnswer | FailedAnswer | str]]:
     """Yield the stages of a response that have a column of their own, each with its answer; the final one first.
 
     Args:
@@ -172,9 +172,7 @@ def answers_by_stage(
         yield FINAL_STAGE, FailedAnswer(NOT_IN_STREAM)
         return
     yield FINAL_STAGE, response
-    if response.immediate is not None:
-        yield IMMEDIATE, response.immediate
-    yield from ((str(number), answer) for number, answer in response.checkpoints.items())
+    yield from ((stage, answer) for stage, answer in response.stages.items() if isinstance(stage, str))
 
 
 def _failure(answer: Answer) -> str | None:
@@ -186,7 +184,7 @@ def _failure(answer: Answer) -> str | None:
 _PREFIX = json.dumps({"format": FORMAT})[:-1]  # the beginning of the JSON text of an EditedAnswer
 
 
-def read_saved_response(saved: str) -> EditedAnswer | str:
+def read_saved_response(saved: str) -> ModelResult | str:
     """Parse a response of a sample file.
 
     It is the JSON text of an `edited_hf` answer. Any other text is returned unchanged.

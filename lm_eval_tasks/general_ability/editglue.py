@@ -18,8 +18,7 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
 from lm_eval_tasks.common.records.benchmark import settings_of_all_benchmarks
 from lm_eval_tasks.common.settings import COMMON_SETTINGS, check_settings
-from lm_eval_tasks.common.task.harness import HarnessTask
-from lm_eval_tasks.common.task.task import Documents
+from lm_eval_tasks.common.task.harness import Documents, HarnessTask
 from lm_eval_tasks.general_ability.rows import Row, RowSource
 from lm_eval_tasks.general_ability.scores import INVALID
 
@@ -94,7 +93,7 @@ class EditGlueTask(HarnessTask):
         logger.info("%s: %d rows from %s", self.config.task, len(docs), origin)
         self.dataset = {self.config.test_split: Documents(docs)}
 
-    def test_docs(self) -> Documents:
+    def test_docs(self) -> Documents[dict[str, Any]]:
         """The documents."""
         return self.dataset[self.config.test_split]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edit_hooks import EditRequest
-from edit_hooks.answers import ScoredContinuation
+from edit_hooks.answers import IMMEDIATE, ScoredContinuation
 from edit_hooks.inference.items import ScoreItem
 from edit_hooks.lm.options.plan import EditPlan, chunked
 from edit_hooks.lm.sessions import Question, StreamSession
@@ -69,8 +69,8 @@ def test_a_stream_looks_at_a_question_when_it_may_be_due(retention: bool, monkey
     answered = StreamSession(stream, True, retention).answer(questions, {}, lambda jobs, weights: [ANSWER] * len(jobs))
     for question, answer in zip(questions, answered, strict=True):
         step = edits.index(question.requests[0])
-        assert answer.final == answer.immediate == ANSWER
-        assert list(answer.checkpoints) == ([20] if step < 20 else [])
-        assert list(answer.after_step) == (list(range(step, 40)) if retention else [])
+        assert answer.final == answer.stages[IMMEDIATE] == ANSWER
+        later = [*(["20"] if step < 20 else []), *(range(step, 40) if retention else ())]
+        assert list(answer.stages) == [IMMEDIATE, *later]
     assert looks.count("unusable") == 1
     assert looks.count("due") <= len(questions) * (40 if retention else 3)  # its step, the checkpoint, the last step

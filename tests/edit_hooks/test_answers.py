@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from edit_hooks.answers import (
     FORMAT,
+    IMMEDIATE,
     ContextReport,
     EditedAnswer,
     EditReport,
@@ -64,7 +65,8 @@ reports = st.builds(
 positions = st.builds(
     StreamPosition, edited=st.booleans(), step=st.none() | st.integers(0, 9), num_edits=st.integers(0, 9)
 )
-stages = st.dictionaries(st.integers(0, 99), answers, max_size=2)
+numbers = st.integers(0, 99)
+stages = st.dictionaries(numbers | numbers.map(str) | st.just(IMMEDIATE), answers, max_size=4)
 
 
 @given(
@@ -73,9 +75,7 @@ stages = st.dictionaries(st.integers(0, 99), answers, max_size=2)
         final=answers | st.builds(FailedAnswer, reason=st.text()),
         edit=st.none() | reports,
         position=st.none() | positions,
-        immediate=st.none() | answers,
-        checkpoints=stages,
-        after_step=stages,
+        stages=stages,
     )
 )
 def test_an_answer_survives_its_json_text(answer: EditedAnswer) -> None:

@@ -11,6 +11,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
 from edit_hooks.answers import (
+    IMMEDIATE,
     EditedAnswer,
     EditReport,
     FailedAnswer,
@@ -173,9 +174,11 @@ class StreamLM(ScriptedLM):
             final=replace(after[len(marks) - 1], unedited=unedited),
             edit=EditReport(editor="scripted", diagnostics=diagnostics),
             position=position,
-            immediate=after[own],
-            checkpoints={number: after[step] for number, step in checkpoints if own <= step < len(marks)},
-            after_step=after if self.retention else {},
+            stages={
+                IMMEDIATE: after[own],
+                **{str(number): after[step] for number, step in checkpoints if own <= step < len(marks)},
+                **(after if self.retention else {}),
+            },
         )
 
     def _answer_by_mark(self, request: Instance, right: bool) -> ModelAnswer:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from lm_eval.api.instance import Instance
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.answers import EditedAnswer
+from edit_hooks.answers import ModelResult
 from edit_hooks.modeling.tokens import require_chat_template
 from edit_hooks.prompt_context import BARE, ChatTemplate, PromptContext, chat_context, qa_context
 from edit_hooks.request import EditRequest
@@ -34,7 +34,7 @@ def edited_text(request: EditRequest) -> str:
     return request.text + request.continuation
 
 
-def with_edited_texts(answer: EditedAnswer, requests: Iterable[EditRequest]) -> EditedAnswer:
+def with_edited_texts(answer: ModelResult, requests: Iterable[EditRequest]) -> ModelResult:
     """Add the texts of the case's edits to the report of an answer, if it has one."""
     if answer.edit is None:
         return answer

@@ -10,7 +10,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation, StateSimilarity
+from edit_hooks.answers import (
+    IMMEDIATE,
+    EditedAnswer,
+    FailedAnswer,
+    GeneratedText,
+    ScoredContinuation,
+    Stage,
+    StateSimilarity,
+)
 from judges.base import Verdict
 
 NEEDS_EDITED_HF = (
@@ -71,6 +79,34 @@ def read_answer(raw: Any, stops: Iterable[str] = (), *, fixed_length: bool = Fal
     if isinstance(raw, Sequence) and len(raw) == 2:
         return ScoredContinuation(logprob=float(raw[0]), is_greedy=bool(raw[1]))
     return FailedAnswer(f"unreadable answer of type {type(raw).__name__}")
+
+
+def filtered_answer(output: Any) -> EditedAnswer[Answer]:
+    """The output of a filter pipeline of any kind: filters that do not run at all stages return bare answers."""
+    if isinstance(output, EditedAnswer):
+        return output
+    return EditedAnswer(final=output, judged=isinstance(output, Verdict))
+
+
+def answer_at(result: EditedAnswer[Answer], stage: Stage | None) -> Answer:
+    """The answer at a stage; ``None`` is the final one.
+
+    A failed edit has no stages, so its reason holds at all of them. An answer that is missing on the final model
+    alone, as one with an unfinished thought, leaves those of earlier stages as they are.
+    """
+    if stage is None:
+        return result.final
+    if stage in result.stages:
+        return result.stages[stage]
+    if isinstance(result.final, FailedAnswer):
+        return result.final
+    if result.position is None:
+        return FailedAnswer(NEEDS_EDITED_HF.format(missing="answers at stages of a stream"), is_failure=False)
+    if isinstance(stage, str) and stage != IMMEDIATE and int(stage) > result.position.num_cases:
+        reason = f"the stream ended after {result.position.num_cases} cases, before checkpoint {stage}"
+        return FailedAnswer(reason, is_failure=False)
+    reason = f"the model did not report its answers at stage {stage!r} of the stream"
+    return FailedAnswer(reason, is_failure=False)
 
 
 def why_no_answer(answer: GeneratedText | ScoredContinuation) -> str | None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from edit_hooks.answers import FailedAnswer
+from edit_hooks.answers import ContextReport, EditedAnswer, FailedAnswer, Stage
 from edit_hooks.decoding import AskedModel, Decoding, TokenPrompts
 from edit_hooks.prompt_context import SPACE, content_after, resolved_separator
 from edit_hooks.state_reading import StateReading
 from edit_hooks.utils.json_io import without_half_surrogates
-from lm_eval_tasks.common.asking.answers import Answer
+from lm_eval_tasks.common.asking.answers import Answer, answer_at, filtered_answer
 from lm_eval_tasks.common.records.cases import Case
 
 PLACEHOLDER = "placeholder"
@@ -197,6 +198,11 @@ class ProbeRequest(NamedTuple):
         draw = decoding.sampling.draw + self.draw
         return replace(decoding, sampling=replace(decoding.sampling, draw=draw))
 
+    @property
+    def asked_model(self) -> AskedModel:
+        """The model that is asked."""
+        return self.probe.asked_model(generation=self.target is None)
+
     def asked_fields(self, decoding: Decoding | None, until: Sequence[str]) -> dict[str, Any]:
         """The fields that tell a model class and the filters how the request is asked.
 
@@ -211,7 +217,7 @@ class ProbeRequest(NamedTuple):
             "kind": probe.kind,
             "question": probe.question,
             "gold": probe.gold,
-            "model": probe.asked_model(generation=is_generation),
+            "model": self.asked_model,
             "decoding": decoding.to_json() if is_generation and decoding is not None else None,
             "until": list(until),
         }
@@ -222,18 +228,40 @@ class ProbeRequest(NamedTuple):
         return asked
 
 
-def case_requests(doc: Mapping[str, Any]) -> Iterator[ProbeRequest]:
-    """The requests of a document in their fixed order.
+class Document(dict[str, Any]):
+    """The document of a case, of plain JSON values, with its typed questions beside them.
 
-    Those of a probe are its targets, then its generations.
+    lm-eval hashes, saves and hands around the plain values. The questions are parsed once, however many filter
+    pipelines, stages and metrics read them; a document does not change after that.
     """
-    for number, record in enumerate(doc["probes"]):
-        probe = Probe.from_json(record)
-        for target in probe.targets:
-            yield ProbeRequest(number, probe, target)
-        if probe.generate:
-            for draw in range(probe.num_draws):
-                yield ProbeRequest(number, probe, None, draw)
+
+    @classmethod
+    def of(cls, doc: Mapping[str, Any]) -> Document:
+        """The document itself, or one with the values of a mapping."""
+        return doc if isinstance(doc, cls) else cls(doc)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # between processes only the plain values travel
+        return type(self), (dict(self),)
+
+    @functools.cached_property
+    def probes(self) -> tuple[Probe, ...]:
+        """The questions."""
+        return tuple(map(Probe.from_json, self["probes"]))
+
+    @functools.cached_property
+    def requests(self) -> tuple[ProbeRequest, ...]:
+        """The requests in their fixed order; those of a probe are its targets, then its generations."""
+        requests = []
+        for number, probe in enumerate(self.probes):
+            requests += [ProbeRequest(number, probe, target) for target in probe.targets]
+            if probe.generate:
+                requests += [ProbeRequest(number, probe, None, draw) for draw in range(probe.num_draws)]
+        return tuple(requests)
+
+
+def case_requests(doc: Mapping[str, Any]) -> Sequence[ProbeRequest]:
+    """The requests of a document in their fixed order."""
+    return Document.of(doc).requests
 
 
 @dataclass(frozen=True)
@@ -261,24 +289,49 @@ class ProbeAnswers:
 
 
 class CaseAnswers:
-    """The answers of a case by probe.
+    """The answers of a case after one filter pipeline: those of one stage by probe, and all of them.
 
     Args:
         doc: the document made by :func:`case_doc`.
-        answers: typed answers in the order of :func:`case_requests`.
+        results: what the pipeline returned, in the order of :func:`case_requests`: :class:`EditedAnswer` with the
+            answers of all stages, or bare answers.
+        stage: the stage of :attr:`probes`; ``None`` is the final one.
     """
 
-    def __init__(self, doc: Mapping[str, Any], answers: Sequence[Answer]) -> None:
-        self.doc = doc
-        self.probes: list[ProbeAnswers] = []
-        queue = iter(answers)
-        for record in doc["probes"]:
-            probe = Probe.from_json(record)
-            targets = [next(queue) for _ in probe.targets]
-            generations = [next(queue) for _ in range(probe.num_draws if probe.generate else 0)]
-            self.probes.append(ProbeAnswers(probe, targets, generations))
-        if (rest := len(list(queue))) > 0:
-            raise AssertionError(f"{rest} answers more than requests in case {doc['case_id']}")
+    def __init__(self, doc: Mapping[str, Any], results: Sequence[Any], stage: Stage | None = None) -> None:
+        self.doc = Document.of(doc)
+        self.results: Sequence[EditedAnswer[Answer]] = [filtered_answer(result) for result in results]
+        if (rest := len(self.results) - len(self.doc.requests)) != 0:
+            raise AssertionError(f"{rest:+} answers more than requests in case {doc['case_id']}")
+        self.stage = stage
+
+    def at(self, stage: Stage | None) -> CaseAnswers:
+        """The answers with those of another stage by probe."""
+        return CaseAnswers(self.doc, self.results, stage)
+
+    @functools.cached_property
+    def probes(self) -> list[ProbeAnswers]:
+        """The answers of the stage by probe; helpers have the same at all stages."""
+        answers: list[tuple[list[Answer], list[Answer]]] = [([], []) for _ in self.doc.probes]
+        for request, result in zip(self.doc.requests, self.results, strict=True):
+            stage = None if request.asked_model == "unedited" else self.stage
+            answers[request.number][request.target is None].append(answer_at(result, stage))
+        return [ProbeAnswers(probe, *own) for probe, own in zip(self.doc.probes, answers, strict=True)]
+
+    @property
+    def judged(self) -> bool:
+        """Whether a judge decides in the filter pipeline."""
+        return any(result.judged for result in self.results)
+
+    @property
+    def lead(self) -> EditedAnswer[Answer]:
+        """The first answer that knows the case's edit; a question that the model cannot be asked has none."""
+        return next((result for result in self.results if result.edit or result.position), self.results[0])
+
+    @property
+    def contexts(self) -> list[ContextReport]:
+        """What the edit put before the questions, where it is text."""
+        return [result.context for result in self.results if result.context is not None]
 
     def of_kind(self, kind: str) -> list[ProbeAnswers]:
         """The answered probes of one kind, in document order."""

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from edit_hooks.answers import FIRST_TOKEN_KL, WRECKED, ContextReport
+from edit_hooks.answers import FIRST_TOKEN_KL, WRECKED, ContextReport, EditReport
 from edit_hooks.utils.printable import printable
 from lm_eval_tasks.common.scoring.primitives import harmonic_mean
 
@@ -137,6 +137,18 @@ SHORTENED_PROMPTS: Mapping[str, Callable[[ContextReport], bool]] = {
 }
 WRECKED_FROM_STEP = "wrecked_from_step"
 FIRST_TOKEN_KL_NOT_FINITE = f"{FIRST_TOKEN_KL}_not_finite"
+
+
+def edit_facts(edit: EditReport | None, contexts: Sequence[ContextReport]) -> dict[str, Any] | None:
+    """Facts about a case's edit (JSON-able), and how many of its prompts are shorter than the edit makes them.
+
+    Args:
+        contexts: what the edit put before the questions of the case.
+    """
+    if edit is None:
+        return None
+    shortened = {name: sum(map(is_so, contexts)) for name, is_so in SHORTENED_PROMPTS.items()}
+    return edit.to_json() | {name: number for name, number in shortened.items() if number}
 
 
 def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:

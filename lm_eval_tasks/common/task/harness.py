@@ -7,7 +7,7 @@ member that a new release of lm-eval no longer has.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from lm_eval.api.filter import FilterEnsemble
 from lm_eval.api.task import ConfigurableTask
@@ -23,6 +23,17 @@ PRIVATE_MEMBERS: dict[str, tuple[str, ...]] = {
 
 # Keys of a task's YAML that are no fields of lm-eval's TaskConfig.
 OWN_KEYS = ("class", "summary")
+
+DocT = TypeVar("DocT", bound=dict[str, Any])
+
+
+class Documents(list[DocT]):
+    """Documents in memory, with the one attribute of a dataset that lm-eval reads."""
+
+    @property
+    def features(self) -> dict[str, None]:
+        """Names of the documents' fields."""
+        return dict.fromkeys(self[0]) if self else {}
 
 
 class HarnessTask(ConfigurableTask):

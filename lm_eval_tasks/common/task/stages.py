@@ -10,34 +10,30 @@ The stages that a task reports depend on its settings alone, so every document a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any
 
 from lm_eval.api.filter import FilterEnsemble
 from lm_eval.api.instance import Instance
 
 from edit_hooks.answers import (
-    ContextReport,
+    IMMEDIATE,
     EditedAnswer,
-    EditReport,
     FailedAnswer,
     GeneratedText,
     ModelAnswer,
     ScoredContinuation,
+    Stage,
     StreamPosition,
 )
 from edit_hooks.utils.errors import EditingError
 from judges.base import Verdict
 from lm_eval_tasks.common import settings as task_settings
-from lm_eval_tasks.common.asking.answers import NEEDS_EDITED_HF, Answer
 from lm_eval_tasks.common.task.harness import filter_classes
 
 NOT_IN_STREAM = "not among this run's edits"
 
-IMMEDIATE, RETENTION = "immediate", "retention"
-
-# "immediate", a checkpoint's number of cases as a text, or the number of a step (counted from 0)
-Stage: TypeAlias = str | int
+RETENTION = "retention"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,64 +91,10 @@ class StreamStages:
         return stage == IMMEDIATE or position.cases_before < int(stage)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FilteredAnswer:
-    """The answer to one request after one filter pipeline.
-
-    Attributes:
-        final: the answer; in a stream, that of the final model.
-        stages: the answers at other stages of a stream.
-        position: the case's position in the stream; ``None`` outside streams and from other model classes.
-        edit: report on the case's edit; ``None`` without an edit.
-        judged: a judge decides in this pipeline, even if this request had nothing to judge.
-        only_unedited: the unedited model's answer, which is the same at all stages.
-        context: what the edit put before the question, and what of it did not fit.
-    """
-
-    final: Answer
-    stages: Mapping[Stage, Answer] = field(default_factory=dict)
-    position: StreamPosition | None = None
-    edit: EditReport | None = None
-    judged: bool = False
-    only_unedited: bool = False
-    context: ContextReport | None = None
-
-    def __str__(self) -> str:
-        return str(self.final)
-
-    @classmethod
-    def of(cls, answer: Any) -> FilteredAnswer:
-        """Wrap the output of a filter, unless it is wrapped.
-
-        Filters that run outside :func:`filter_all_stages` return bare answers.
-        """
-        return answer if isinstance(answer, cls) else cls(final=answer, judged=isinstance(answer, Verdict))
-
-    def at(self, stage: Stage | None) -> Answer:
-        """The answer at a stage; ``None`` is the final one.
-
-        A failed edit has no stages, so its reason holds at all of them. An answer that is missing on the final model
-        alone, as one with an unfinished thought, leaves those of earlier stages as they are.
-        """
-        if stage is None or self.only_unedited:
-            return self.final
-        if stage in self.stages:
-            return self.stages[stage]
-        if isinstance(self.final, FailedAnswer):
-            return self.final
-        if self.position is None:
-            return FailedAnswer(NEEDS_EDITED_HF.format(missing="answers at stages of a stream"), is_failure=False)
-        if isinstance(stage, str) and stage != IMMEDIATE and int(stage) > self.position.num_cases:
-            reason = f"the stream ended after {self.position.num_cases} cases, before checkpoint {stage}"
-            return FailedAnswer(reason, is_failure=False)
-        reason = f"the model did not report its answers at stage {stage!r} of the stream"
-        return FailedAnswer(reason, is_failure=False)
-
-
 def filter_all_stages(instances: Sequence[Instance], pipelines: Sequence[FilterEnsemble], stages: StreamStages) -> None:
     """Run every filter pipeline over the answers of all stages.
 
-    The ``filtered_resps`` of each instance get a `FilteredAnswer` per pipeline.
+    The ``filtered_resps`` of each instance get an `EditedAnswer` per pipeline.
 
     Only the first response of an instance counts; padding on several ranks may append copies of it.
     """
@@ -172,16 +114,11 @@ def filter_all_stages(instances: Sequence[Instance], pipelines: Sequence[FilterE
         queue = iter(filtered)
         for instance, answers in zip(instances, by_stage, strict=True):
             outputs = {stage: next(queue) for stage in answers}
-            response = instance.resps[0]
-            is_edited = isinstance(response, EditedAnswer)
-            instance.filtered_resps[pipeline.name] = FilteredAnswer(
-                final=outputs[None],
-                stages={stage: output for stage, output in outputs.items() if stage is not None},
-                position=response.position if is_edited else None,
-                edit=response.edit if is_edited else None,
-                judged=judged,
-                only_unedited=_is_helper(instance),
-                context=getattr(response.final, "context", None) if is_edited else None,
+            final, response = outputs.pop(None), instance.resps[0]
+            instance.filtered_resps[pipeline.name] = (
+                response.filtered(final, outputs, judged=judged)
+                if isinstance(response, EditedAnswer)
+                else EditedAnswer(final=final, stages=outputs, judged=judged)
             )
 
 
@@ -198,24 +135,16 @@ def is_judge(pipeline: FilterEnsemble) -> bool:
     return any(getattr(filter_class, "judges", False) for filter_class in filter_classes(pipeline))
 
 
-def _answers_by_stage(response: Any, stages: StreamStages) -> dict[Stage | None, Any]:
-    """The final answer and those at the reported stages.
-
-    Each has the unedited model's answer attached.
-    """
+def _answers_by_stage(response: Any, stages: StreamStages) -> dict[Any, Any]:
+    """The final answer, under ``None``, and those at the reported stages, which get the unedited model's answer."""
     if not isinstance(response, EditedAnswer) or response.position is None:
         return {None: response}
     if response.position.not_in_stream and not stages.score_outside:
         return {None: FailedAnswer(NOT_IN_STREAM, is_failure=False)}  # no judge call for an answer that is not scored
-    answers: dict[Stage | None, ModelAnswer] = {}
-    if stages.immediate and response.immediate is not None:
-        answers[IMMEDIATE] = response.immediate
-    reached = [number for number in stages.checkpoints if number in response.checkpoints]
-    answers |= {str(number): response.checkpoints[number] for number in reached}
+    reported: list[Stage] = [stage for stage in stages.columns if stage in response.stages]
     if stages.retention:
-        for step, answer in response.after_step.items():
-            answers[step] = answer
-    with_unedited = {stage: _with_unedited(answer, response.final) for stage, answer in answers.items()}
+        reported += [stage for stage in response.stages if isinstance(stage, int)]
+    with_unedited = {stage: _with_unedited(response.stages[stage], response.final) for stage in reported}
     return {None: response.final, **with_unedited}
 
 

@@ -36,6 +36,7 @@ from lm_eval.api.registry import register_aggregation
 from lm_eval.api.utils import ends_with_whitespace
 
 import lm_eval_tasks.common.task.filters  # noqa: F401  # registers natural_stop, which the YAML names
+from edit_hooks.answers import Stage
 from edit_hooks.prompt_context import SPACE, ChatTemplate, answer_separator
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
@@ -51,11 +52,18 @@ from lm_eval_tasks.common.asking.generation import (
     stop_strings,
     stops_of_scripts,
 )
-from lm_eval_tasks.common.asking.probes import OWN_CHAT, PLACEHOLDER, CaseAnswers, case_requests, mark_unusable
+from lm_eval_tasks.common.asking.probes import (
+    OWN_CHAT,
+    PLACEHOLDER,
+    CaseAnswers,
+    Document,
+    case_requests,
+    mark_unusable,
+)
 from lm_eval_tasks.common.fillable import LEFT_OUT, unfillable
 from lm_eval_tasks.common.records.benchmark import Benchmark
 from lm_eval_tasks.common.saved_cases import take_saved_cases
-from lm_eval_tasks.common.scoring.aggregation import AGGREGATIONS, STANDARD_ERRORS, retention_matrix
+from lm_eval_tasks.common.scoring.aggregation import AGGREGATIONS, STANDARD_ERRORS, edit_facts, retention_matrix
 from lm_eval_tasks.common.scoring.breakdown import (
     CATEGORIES,
     breakdown_columns,
@@ -66,14 +74,11 @@ from lm_eval_tasks.common.scoring.breakdown import (
 from lm_eval_tasks.common.scoring.measures import Measure, Score, case_mean, evaluate, judged_correct
 from lm_eval_tasks.common.scoring.metric_list import is_rate, select_metrics
 from lm_eval_tasks.common.scoring.population import restrict
-from lm_eval_tasks.common.task.answered_case import AnsweredCase
-from lm_eval_tasks.common.task.harness import HarnessTask
+from lm_eval_tasks.common.task.harness import Documents, HarnessTask
 from lm_eval_tasks.common.task.judge_filter import add_judge, describe_verdicts
 from lm_eval_tasks.common.task.stages import (
     NOT_IN_STREAM,
     RETENTION,
-    FilteredAnswer,
-    Stage,
     StreamStages,
     filter_all_stages,
     is_judge,
@@ -102,15 +107,6 @@ def log_source(benchmark: str, num_cases: int, source: Mapping[str, Any]) -> Non
 
 # The last line of `log_source`: the tasks of a group are built one after another.
 _logged: list[str] = []
-
-
-class Documents(list[dict[str, Any]]):
-    """Documents in memory, with the one attribute of a dataset that lm-eval reads."""
-
-    @property
-    def features(self) -> dict[str, None]:
-        """Names of the documents' fields."""
-        return dict.fromkeys(self[0]) if self else {}
 
 
 class EditingTask(HarnessTask):
@@ -266,18 +262,19 @@ class EditingTask(HarnessTask):
         Their origin goes to the config's metadata.
         """
         if self.saved:
-            self.dataset = {self.config.test_split: Documents(self.saved.docs)}
+            self.dataset = {self.config.test_split: Documents(map(Document.of, self.saved.docs))}
             return
         settings = self.config.metadata
         loaded = self.benchmark.load(settings)
-        docs = Documents(map(mark_unusable, build_documents(self.config.process_docs, loaded.records, settings)))
+        built = build_documents(self.config.process_docs, loaded.records, settings)
+        docs = Documents(Document(mark_unusable(doc)) for doc in built)
         settings["data"] = loaded.source["data"]
         with_ids = loaded.all_records if CATEGORIES in self.benchmark.declared_settings else ()
         settings["data_source"] = loaded.source | prepare(docs, settings, with_ids)
         log_source(self.benchmark.name, len(docs), loaded.source)
         self.dataset = {self.config.test_split: docs}
 
-    def test_docs(self) -> Documents:
+    def test_docs(self) -> Documents[Document]:
         """The documents; ``process_docs`` has been applied."""
         return self.dataset[self.config.test_split]
 
@@ -418,7 +415,7 @@ class EditingTask(HarnessTask):
     def apply_filters(self) -> None:
         """Run the filter pipelines over the answers of all stages.
 
-        ``process_results`` gets `FilteredAnswer` objects.
+        ``process_results`` gets `EditedAnswer` objects.
 
         With ``--predict_only`` nothing is scored, so judges are skipped.
         """
@@ -432,7 +429,7 @@ class EditingTask(HarnessTask):
         """
         if self.is_predict_only:
             return {"bypass": None}
-        case = AnsweredCase(doc, [FilteredAnswer.of(result) for result in results])
+        case = CaseAnswers(doc, results)
         position = case.lead.position
         metrics = self._reported_metrics(case.judged)
         names = [metric["metric"] for metric in metrics]
@@ -451,17 +448,18 @@ class EditingTask(HarnessTask):
                 row |= _columns(metric, suffix, scores[metric["metric"]], reasons)
         for name in names:
             row |= breakdown_row(name, self.breakdown, doc, scored[""][name])
-        row |= {"unscored": int(bool(reasons)), "unscored_reason": reasons, "edit": case.edit}
-        return row | ({"judge": describe_verdicts([answer.final for answer in case.answers])} if case.judged else {})
+        row |= {"unscored": int(bool(reasons)), "unscored_reason": reasons}
+        row["edit"] = edit_facts(case.lead.edit, case.contexts)
+        return row | ({"judge": describe_verdicts([result.final for result in case.results])} if case.judged else {})
 
     def _scores(
-        self, case: AnsweredCase, metrics: Sequence[Mapping[str, Any]], stage: Stage | None = None
+        self, case: CaseAnswers, metrics: Sequence[Mapping[str, Any]], stage: Stage | None = None
     ) -> dict[str, Score]:
         """The metrics of one case at one stage; the final one by default."""
         if reason := case.doc.get("unusable"):
             return {metric["metric"]: Score(reason=reason) for metric in metrics}
         answers = case.at(stage)
-        measures = self._measures(case.doc, answers, metrics)
+        measures = self._measures(answers.doc, answers, metrics)
         scores = {}
         for metric in metrics:
             score = evaluate(restrict(measures[metric["metric"]], metric, answers))
@@ -480,7 +478,7 @@ class EditingTask(HarnessTask):
             found |= {metric["metric"]: scored[metric.get("over", metric["metric"])] for metric in others}
         return found
 
-    def _retention(self, case: AnsweredCase, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Score]:
+    def _retention(self, case: CaseAnswers, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Score]:
         """The metrics of one case after its own and every later step.
 
         Values have the form that `retention_matrix` aggregates.

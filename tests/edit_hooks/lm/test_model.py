@@ -13,7 +13,7 @@ from paths import RECORDS
 from state import assert_same_state_but_seeds
 
 from edit_hooks import EditingError
-from edit_hooks.answers import FailedAnswer
+from edit_hooks.answers import IMMEDIATE, FailedAnswer
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, save_tiny
 from edit_hooks.inference import batching, decoding
@@ -357,11 +357,12 @@ def test_stream_answers_at_every_stage(model_path):
     for answer in answers(results):
         position = answer.position
         assert position.edited and answer.edit.diagnostics["num_edits"] == position.step + 1
-        assert flat(answer.immediate) == flat(answer.after_step[position.step])
-        assert flat(answer) == flat(answer.after_step[position.num_edits - 1])
-        assert set(answer.checkpoints) == {number for number in (1, 3) if number > position.step}
-        if 3 in answer.checkpoints:
-            assert flat(answer.checkpoints[3]) == flat(answer.after_step[2])
+        assert flat(answer.stages[IMMEDIATE]) == flat(answer.stages[position.step])
+        assert flat(answer) == flat(answer.stages[position.num_edits - 1])
+        checkpoints = set(answer.stages) & {"1", "3"}
+        assert checkpoints == {str(number) for number in (1, 3) if number > position.step}
+        if "3" in checkpoints:
+            assert flat(answer.stages["3"]) == flat(answer.stages[2])
 
 
 def test_a_limit_changes_the_questions_and_not_the_edits(model_path):

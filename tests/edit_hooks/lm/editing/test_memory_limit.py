@@ -77,7 +77,11 @@ def questions() -> list[Any]:
 def logprobs(lm: Any) -> list[float]:
     """Of the final answers, and of those after every step of a stream."""
     answers = lm.loglikelihood(questions(), disable_tqdm=True)
-    return [one.logprob for answer in answers for one in (answer.final, *answer.after_step.values())]
+    return [
+        one.logprob
+        for answer in answers
+        for one in (answer.final, *(at for stage, at in answer.stages.items() if isinstance(stage, int)))
+    ]
 
 
 def stored(folder: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from lm_runs import build, flat, instance
 
 import edit_hooks.lm.options.edit_sources
 from edit_hooks import EditRequest
-from edit_hooks.answers import FailedAnswer
+from edit_hooks.answers import IMMEDIATE, FailedAnswer
 from edit_hooks.lm.options.edit_sources import load_edited_cases, load_edits
 from edit_hooks.lm.sessions import ABOUT_NO_EDIT
 from edit_hooks.request import EditedCases
@@ -50,7 +50,7 @@ def test_a_case_is_answered_under_all_its_edits_in_every_mode(edited_model, edit
     stream = edited_model(editor, mode="sequential", edits="cases")
     (first, second) = stream.loglikelihood([question(CASES[0]), question(CASES[1])])
     assert flat(single) == flat(grouped)
-    assert single.final.logprob == pytest.approx(first.immediate.logprob, abs=1e-4)
+    assert single.final.logprob == pytest.approx(first.stages[IMMEDIATE].logprob, abs=1e-4)
     assert abs(single.final.logprob - alone.final.logprob) > 1e-3  # the other edit is there, too
     assert single.final.logprob > unedited.final.logprob + 0.01
     assert (first.position.step, second.position.step, second.position.cases_before) == (0, 1, 1)
@@ -83,7 +83,7 @@ def test_a_question_about_no_edit_is_asked_of_the_model_after_all_edits(edited_m
     about_none, last = stream.loglikelihood([question([]), question(CASES[1])])
     assert flat(about_none) == flat(last)
     assert about_none.position.edited and about_none.position.step is None
-    assert not about_none.position.not_in_stream and about_none.immediate is None
+    assert not about_none.position.not_in_stream and not about_none.stages
     unedited = edited_model("ft_m", mode="none")
     (before,) = unedited.loglikelihood([question([])])
     (only_unedited,) = stream.loglikelihood([question([], asked="unedited")])

@@ -12,7 +12,7 @@ from lm_eval.utils import handle_non_serializable, make_table
 from scripted import RankedStreamLM, ScriptedLM, StockLM, StreamLM
 from task_runs import RECORDS, TASKS, build, data_of, metrics_of, run, run_on_two_ranks
 
-from edit_hooks.answers import ScoredContinuation
+from edit_hooks.answers import IMMEDIATE, ScoredContinuation
 from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.common.scoring.columns import split_stage
 
@@ -287,10 +287,10 @@ def test_columns_agree_with_values_recomputed_from_the_samples(tiny_path: Callab
         return pytest.approx(sum(values) / len(values))
 
     assert found["efficacy_prob"] == mean([prefers_new(new.final, true.final) for new, true in answers])
-    immediate = [prefers_new(new.immediate, true.immediate) for new, true in answers]
+    immediate = [prefers_new(new.stages[IMMEDIATE], true.stages[IMMEDIATE]) for new, true in answers]
     assert found["efficacy_prob@immediate"] == mean(immediate)
     first_new, first_true = answers[0]
-    assert found["efficacy_prob@1"] == prefers_new(first_new.checkpoints[1], first_true.checkpoints[1])
+    assert found["efficacy_prob@1"] == prefers_new(first_new.stages["1"], first_true.stages["1"])
     assert found["efficacy_prob@3"] == found["efficacy_prob"]
     assert [found[f"efficacy_prob{stage}_n"] for stage in ("", "@immediate", "@1", "@3", "@retention")] == [
         3,
@@ -300,10 +300,7 @@ def test_columns_agree_with_values_recomputed_from_the_samples(tiny_path: Callab
         3,
     ]
     rows = [
-        [
-            prefers_new(answers[column][0].after_step[row], answers[column][1].after_step[row])
-            for column in range(row + 1)
-        ]
+        [prefers_new(answers[column][0].stages[row], answers[column][1].stages[row]) for column in range(row + 1)]
         for row in range(3)
     ]
     retention = json.loads(found["efficacy_prob@retention"])
