@@ -16,15 +16,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 
+from edit_hooks.edit_report import EditReport
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import plain_numbers
 from edit_hooks.utils.readable import readable
 
 FORMAT = "lm-eval-editing/answer/1"
-# Diagnostics of an edit that every editor has: the divergence of the next token after neutral prompts, in nats, and the
-# verdict that it wrecks the model. The bound was measured on two models, see the README of general_ability.
-FIRST_TOKEN_KL, WRECKED = "first_token_kl", "wrecked"
-WRECKED_KL = 3.0
-NOT_FINITE = ("nan", "inf", "-inf")  # texts of numbers that JSON lacks
 
 IMMEDIATE = "immediate"
 # A stage of a stream besides the final one: IMMEDIATE, right after the case's own edit; a checkpoint's number of cases
@@ -246,39 +243,6 @@ class StreamPosition:
 
 @dataclass(frozen=True, kw_only=True)
 @readable
-class EditReport:
-    """Facts about the edit behind an answer, for sample files.
-
-    Attributes:
-        editor: name of the editor, if known.
-        key: identity of the edited requests.
-        error: reason of a failed edit.
-        texts: the texts on which the case's edits were made, each with its target.
-        diagnostics: JSON-able facts of the editor and the run (final loss, steps, seconds, warnings, ...).
-    """
-
-    editor: str | None
-    key: str | None = None
-    error: str | None = None
-    texts: tuple[str, ...] = ()
-    diagnostics: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return one flat JSON-able mapping."""
-        texts = list(self.texts) or None
-        named = {"editor": self.editor, "key": self.key, "error": self.error, "edited_texts": texts}
-        return {**{name: value for name, value in named.items() if value is not None}, **self.diagnostics}
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> EditReport:
-        rest = dict(record)
-        named = {name: rest.pop(name, None) for name in ("editor", "key", "error")}
-        texts = tuple(rest.pop("edited_texts", ()))
-        return cls(**named, texts=texts, diagnostics={name: _numbers_again(value) for name, value in rest.items()})
-
-
-@dataclass(frozen=True, kw_only=True)
-@readable
 class EditedAnswer(Generic[AnswerT_co]):
     """Result of one request of a document with edits: the model's, or what a filter pipeline made of that.
 
@@ -328,7 +292,7 @@ class EditedAnswer(Generic[AnswerT_co]):
         else:
             record["answer"] = answer_to_json(self.final)
         if self.edit is not None:
-            record["edit"] = _plain_numbers(self.edit.to_json())
+            record["edit"] = plain_numbers(self.edit.to_json())
         if self.position is not None:
             record["stream"] = dataclasses.asdict(self.position)
         for stage, answer in self.stages.items():
@@ -369,7 +333,7 @@ def answer_to_json(answer: ModelAnswer) -> dict[str, Any]:
     Absent fields are left out, and so are stop strings, which belong to the task.
     """
     if isinstance(answer, StateSimilarity):
-        return {"kind": "states", "cosine": _plain_numbers(answer.cosine)}
+        return {"kind": "states", "cosine": plain_numbers(answer.cosine)}
     record: dict[str, Any] = {"kind": "scored" if isinstance(answer, ScoredContinuation) else "generated"}
     for item in dataclasses.fields(answer):
         value = getattr(answer, item.name)
@@ -379,7 +343,7 @@ def answer_to_json(answer: ModelAnswer) -> dict[str, Any]:
             or (item.name, value) == ("unfinished", False)
         ):
             continue
-        record[item.name] = _plain_numbers(value)
+        record[item.name] = plain_numbers(value)
     if answer.context is not None:
         context = dataclasses.asdict(answer.context)
         record["context"] = {name: value for name, value in context.items() if value is not None}
@@ -431,23 +395,3 @@ def _stages_from_json(record: Mapping[str, Any]) -> dict[Stage, ModelAnswer]:
     saved |= {str(int(number)): answer for number, answer in record.get("checkpoints", {}).items()}
     saved |= {int(step): answer for step, answer in record.get("after_step", {}).items()}
     return {stage: answer_from_json(answer) for stage, answer in saved.items()}
-
-
-def _plain_numbers(value: Any) -> Any:
-    """Replace NaN and infinities with strings, which ``float()`` reads back."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: _plain_numbers(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain_numbers(entry) for entry in value]
-    return value
-
-
-def _numbers_again(value: Any) -> Any:
-    """Inverse of :func:`_plain_numbers`."""
-    if isinstance(value, str) and value in NOT_FINITE:
-        return float(value)
-    if isinstance(value, Mapping):
-        return {key: _numbers_again(entry) for key, entry in value.items()}
-    return [_numbers_again(entry) for entry in value] if isinstance(value, list) else value

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from edit_hooks.answers import WRECKED
 from edit_hooks.assets.demo_name import DEMO_NAME
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.export import export_merged, export_peft
 from edit_hooks.deltas.saved import check_base, read_deltas, save_edits, saved_files, stream_folder
+from edit_hooks.edit_report import EditReport
 from edit_hooks.lm.editing.independent import FailedEdit
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.lm.options.edit_sources import load_edited_cases
@@ -30,14 +30,14 @@ FORMATS = ("peft", "merged")
 
 
 class SavedEdit(NamedTuple):
-    """A written file: its requests, the diagnostics of the edit, and the formats to which it can be exported.
+    """A written file: its requests, facts about the edit, and the formats to which it can be exported.
 
     ``writes``: parts that the edit changes, as in :attr:`edit_hooks.deltas.delta.Delta.writes`.
     """
 
     file: Path
     requests: RequestGroup
-    diagnostics: Mapping[str, Any]
+    report: EditReport
     formats: tuple[str, ...]
     writes: tuple[str, ...] = ("weights",)
 
@@ -67,7 +67,7 @@ class SavedEdits(NamedTuple):
     @property
     def wrecked(self) -> list[SavedEdit]:
         """The edits that wreck the model; of a stream, the steps after which it is wrecked."""
-        return [edit for edit in self.edits if edit.diagnostics.get(WRECKED)]
+        return [edit for edit in self.edits if edit.report.effects.wrecked]
 
 
 def make_edits(
@@ -110,20 +110,20 @@ def make_edits(
     if lm.editor.needs_subject:
         require_subjects([request for group in groups for request in group], lm.editor.name)
     failed: dict[str, str] = {}
-    written_edits: list[tuple[RequestGroup, Mapping[str, Any], tuple[str, ...], tuple[str, ...]]] = []
+    written_edits: list[tuple[RequestGroup, EditReport, tuple[str, ...], tuple[str, ...]]] = []
 
     is_quantized = has_quantized_weights(lm.model)
 
     def finished() -> Iterator[tuple[RequestGroup, Delta]]:
         for group, edit in zip(groups, lm.session.edits(groups), strict=False):  # a stopped stream has fewer steps
-            unusable = {**lm.plan.unusable, **edit.meta.get("unusable", {})} if isinstance(edit, Delta) else {}
+            unusable = {**lm.plan.unusable, **edit.unusable} if isinstance(edit, Delta) else {}
             for request in group:
                 if reason := edit.reason if isinstance(edit, FailedEdit) else unusable.get(request.key):
                     failed[str(request.case_id or request.text)] = reason
             written = tuple(request for request in group if request.key not in unusable)
             if isinstance(edit, Delta) and written:
                 formats = _formats_of(edit, is_quantized=is_quantized)
-                written_edits.append((written, edit.diagnostics, formats, tuple(edit.writes)))
+                written_edits.append((written, edit.report(), formats, tuple(edit.writes)))
                 yield written, edit
 
     config = lm.session.result_metadata()["editor_config"]
@@ -155,7 +155,7 @@ def export_edits(
     lm = EditedHFLM(**model_options, mode="none")
     base = _describe_model(lm)
     deltas = read_deltas(paths, lm.model, lm.identity)
-    wrecked = tuple(file.name for file, one in zip(files, deltas, strict=True) if one.diagnostics.get(WRECKED))
+    wrecked = tuple(file.name for file, one in zip(files, deltas, strict=True) if one.effects.wrecked)
     delta = deltas[0] if len(deltas) == 1 else Delta.summed(deltas)
     delta.meta = {**base, **delta.meta}
     check_base(delta, lm.model, lm.identity, "the edit")

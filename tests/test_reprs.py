@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from edit_hooks import Delta, EditJob, EditRequest, Factor, HookEdit, Registration, load_editor
-from edit_hooks.answers import EditedAnswer, EditReport, FailedAnswer, GeneratedText, ScoredContinuation
+from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation
 from edit_hooks.base.trained_artifact import ArtifactKind
 from edit_hooks.deltas.context_edit import ContextEdit
+from edit_hooks.edit_report import EditReport, Effects
 from edit_hooks.training import LossTerms, NumberedExample, TrainingSettings
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.readable import MAX_CELL, MAX_LINE, MAX_ROWS, readable
@@ -49,7 +50,8 @@ DELTA = Delta(
     hook_edit=HookEdit("codebook", {"keys": TENSOR}, {"module": HOSTILE, **JSON}),
     contexts=(ContextEdit(HOSTILE, HOSTILE, demonstrations=(HOSTILE,) * 50),),
     stream_state={"keys": TENSOR},
-    diagnostics={"final_loss": 0.5, "num_steps": HOSTILE, "warnings": [HOSTILE] * 50},
+    warnings=[HOSTILE] * 50,
+    diagnostics={"final_loss": 0.5, "steps": 3},
     meta={"editor": HOSTILE, "requests": [{"prompt": HOSTILE, "target_new": HOSTILE}] * 50, "config": JSON},
     intermediates={"keys": TENSOR},
 )
@@ -102,8 +104,8 @@ EXAMPLES: dict[str, Callable[[], object]] = {
     "lm_edit.Question": lambda: DOCUMENT.questions[0],
     "lm_edit.SavedResponse": lambda: SavedResponse(text=HOSTILE),
     # Values that these return, and that people look at.
-    "edit_hooks.answers.EditReport": lambda: EditReport(editor="rome", texts=(HOSTILE,) * 9, diagnostics=JSON),
-    "edit_hooks.answers.EditedAnswer": lambda: EditedAnswer(final=ANSWER, checkpoints={9: ANSWER}),
+    "edit_hooks.edit_report.EditReport": lambda: EditReport(editor="rome", texts=(HOSTILE,) * 9, diagnostics=JSON),
+    "edit_hooks.answers.EditedAnswer": lambda: EditedAnswer(final=ANSWER, stages={"9": ANSWER}),
     "edit_hooks.answers.FailedAnswer": lambda: FailedAnswer(HOSTILE),
     "edit_hooks.answers.ScoredContinuation": lambda: ScoredContinuation(
         logprob=-1.0, is_greedy=True, token_ids=tuple(range(500))
@@ -183,7 +185,8 @@ def _public(name: str) -> object:
 def test_an_edit_names_its_editor_facts_weights_and_health() -> None:
     delta = Delta(
         factors={"h.1": Factor(torch.zeros(8, 2), torch.zeros(4, 2))},
-        diagnostics={"final_loss": 0.03125, "wrecked": False},
+        effects=Effects(wrecked=False),
+        diagnostics={"final_loss": 0.03125},
         meta={
             "editor": "rome",
             "requests": [{"prompt": "The capital of {} is", "subject": "France", "target_new": "Lyon"}],

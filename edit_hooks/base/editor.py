@@ -359,7 +359,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
             history: deltas of the earlier steps of a stream, already applied to the weights; they also hold the state
                 that an editor carries from step to step (``Delta.stream_state``).
             progress: called with the number of requests finished since the last call.
-            measure: record the divergence on four neutral prompts (``first_token_kl``) among the diagnostics of every
+            measure: record the divergence on four neutral prompts (``first_token_kl``) among the effects of every
                 delta, and warn of one that wrecks the model (``wrecked``). With a history it is that of this step, or
                 of the hooks of all steps. Contexts, which leave the model as it is, have neither.
 
@@ -406,7 +406,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
         deltas: Sequence[Delta],
         history: Sequence[Delta],
     ) -> None:
-        """Record the damage of edits among their diagnostics, and warn of those that wreck the model."""
+        """Record the damage of edits among their effects, and warn of those that wreck the model."""
         from edit_hooks.inference.damage import WRECKED_WARNING, record_damage  # edits are computed without that room
 
         for delta in record_damage(model, tokenizer, deltas, history):
@@ -540,9 +540,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
                 )
 
     def _record_warnings(self, delta: Delta, warnings: Sequence[str]) -> None:
-        if warnings:
-            recorded = delta.diagnostics.get("warnings", [])
-            delta.diagnostics["warnings"] = [*recorded, *(text for text in warnings if text not in recorded)]
+        delta.warnings += [text for text in warnings if text not in delta.warnings]
         for text in warnings:
             if text not in self._logged:
                 self._logged.add(text)

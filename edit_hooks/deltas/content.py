@@ -26,7 +26,7 @@ from edit_hooks.deltas.schema import (
 from edit_hooks.prompt_context import require_separator
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.numbers import COSINE, POSITIVE
+from edit_hooks.utils.numbers import COSINE, NON_NEGATIVE, POSITIVE, shorten
 
 
 class HasContent(Protocol):
@@ -68,10 +68,35 @@ META = Record(
         "description": nullable(Record({}, {"model": _MODEL, "state_before": nullable(text)}, is_open=True)),
         "state_before": nullable(text),
         "state_after": nullable(text),
-        "unusable": nullable(mapping_of(text)),
         "parts": list_of(_metadata),
     },
     is_open=True,
+)
+
+
+def _measured(what: str, value: Any) -> None:
+    """A number that was measured: NaN and infinity are values."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise EditingError(f"{what}={shorten(value)}; a number is needed.")
+
+
+FACTS = Record(
+    {},
+    {
+        "effects": Record(
+            {},
+            {
+                "first_token_kl": _measured,
+                "wrecked": flag,
+                "target_nll_before": _measured,
+                "target_nll_after": _measured,
+                "target_nlls": list_of(list_of(_measured, 2)),
+            },
+        ),
+        "cost": Record({}, dict.fromkeys(("seconds", "peak_memory_gib", "model_memory_gib"), number(NON_NEGATIVE))),
+        "warnings": list_of(text),
+        "unusable": mapping_of(text),
+    },
 )
 CONTEXT = Record(
     {
@@ -123,6 +148,13 @@ def check_metadata(meta: Any) -> None:
     """
     require_shallow("meta", meta)
     META("meta", meta)
+
+
+def check_facts(value: Any) -> Mapping[str, Any]:
+    """The facts in a file's header."""
+    FACTS("facts", value)
+    facts: Mapping[str, Any] = value
+    return facts
 
 
 def check_contexts(value: Any) -> list[Mapping[str, Any]]:

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from edit_hooks.deltas.content import check_content, check_contexts, check_metadata, sorted_tensors
+from edit_hooks.deltas.content import check_content, check_contexts, check_facts, check_metadata, sorted_tensors
 from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.deltas.schema import Record, list_of, mapping_of, of_file, one_of, read_field, text
+from edit_hooks.edit_report import Cost, EditReport, Effects, Optimization, StreamStep
 from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.modeling.tensors import read_header, read_tensors, unpack_bits, write_tensors
 from edit_hooks.request import statement_of
@@ -26,7 +27,7 @@ from edit_hooks.utils.readable import readable
 FORMAT = "lm-eval-editing/delta/1"
 HEADER_CHECKSUM = "header_checksum"
 # Entries of a header, besides the checksum of it; and what the names of tensors begin with.
-HEADER = {"format", "meta", "diagnostics", "transposed", "hooked", "contexts", "checksum"}
+HEADER = {"format", "meta", "diagnostics", "facts", "transposed", "hooked", "contexts", "checksum"}
 PREFIXES = ("left", "right", "dense", "mask", "carry", "hook")
 HOOKED = Record({"kind": text, "settings": mapping_of()})
 
@@ -70,7 +71,11 @@ class Delta:
         contexts: text for prompts, one per fact.
         stream_state: tensors that later steps of a stream need from this one, on the CPU. Saved, but not part of the
             update.
-        diagnostics: facts about how the edit was made (JSON-able): losses, steps, norms, warnings.
+        effects: what the edit did to the model, where it was measured.
+        cost: what the edit took to compute, where that is known.
+        warnings: sentences about likely problems.
+        unusable: request key -> reason for the requests that could not be written; the edit is that of the others.
+        diagnostics: further facts of the editor (JSON-able): losses, steps, norms.
         meta: identity of the edit (JSON-able): editor, configuration, requests, base model.
         intermediates: tensors for inspection (keys, values), on request. Never saved.
     """
@@ -81,6 +86,10 @@ class Delta:
     hook_edit: HookEdit | None = None
     contexts: tuple[ContextEdit, ...] = ()
     stream_state: dict[str, torch.Tensor] = field(default_factory=dict)
+    effects: Effects = field(default_factory=Effects)
+    cost: Cost = field(default_factory=Cost)
+    warnings: list[str] = field(default_factory=list)
+    unusable: dict[str, str] = field(default_factory=dict)
     diagnostics: dict[str, Any] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
     intermediates: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -145,10 +154,13 @@ class Delta:
         if self.contexts:
             yield "facts in the prompt", len(self.contexts)
         yield "size", f"{self.num_bytes:,} bytes"
-        numbers = ("num_steps", "final_loss", "update_norm_ratio", "wrecked")
-        yield from ((name, self.diagnostics[name]) for name in numbers if name in self.diagnostics)
-        if warnings := self.diagnostics.get("warnings"):
-            yield "warnings", warnings
+        one = Optimization.of(self.diagnostics)
+        numbers = {"steps": one.steps, "final_loss": one.final_loss, "update_norm_ratio": one.update_norm_ratio}
+        yield from ((name, number) for name, number in numbers.items() if number is not None)
+        if self.effects.wrecked is not None:
+            yield "wrecked", self.effects.wrecked
+        if self.warnings:
+            yield "warnings", self.warnings
 
     def weights(self, except_for: Container[str] = ()) -> dict[str, torch.Tensor]:
         """Parameter name -> dense update in the stored orientation, float32 or wider.
@@ -185,7 +197,7 @@ class Delta:
         hook_edits: list[HookEdit | None] = []
         factors: dict[str, list[Factor]] = {}
         for delta in deltas:
-            summands.append((delta.diagnostics, delta.meta))
+            summands.append((delta.report().to_json(), delta.meta))
             hook_edits.append(delta.hook_edit)
             total.contexts += delta.contexts
             # A masked update has no low rank, so a delta with masks is added as a dense one.
@@ -197,9 +209,25 @@ class Delta:
                 factors.setdefault(name, []).append(factor)
         total.factors = {name: _joined(of_weight) for name, of_weight in factors.items()}
         total.hook_edit = HookEdit.combine(hook_edits)
-        total.diagnostics = {"parts": [diagnostics for diagnostics, _ in summands]}
+        total.diagnostics = {"parts": [facts for facts, _ in summands]}
         total.meta = {"parts": [meta for _, meta in summands]}
         return total
+
+    def report(self, editor: str | None = None, key: str | None = None, step: StreamStep | None = None) -> EditReport:
+        """The facts about the edit.
+
+        Args:
+            editor: its name. key: identity of the requests. step: the step of a stream that the edit is.
+        """
+        return EditReport(
+            editor=editor,
+            key=key,
+            step=step,
+            effects=self.effects,
+            cost=self.cost,
+            warnings=tuple(self.warnings),
+            diagnostics=self.diagnostics,
+        )
 
     def check_finite(self) -> None:
         """Raise EditingError if the update holds NaN or infinity."""
@@ -233,6 +261,7 @@ class Delta:
             "format": FORMAT,
             "meta": json.dumps(self.meta),
             "diagnostics": json.dumps(self.diagnostics),
+            **({"facts": json.dumps(facts)} if (facts := self._facts) else {}),
             "transposed": json.dumps([name for name, factor in self.factors.items() if factor.transposed]),
             **{name: json.dumps(value) for name, value in self._settings.items()},
             "checksum": self.checksum(),
@@ -296,6 +325,10 @@ class Delta:
             diagnostics=read_field(header, "diagnostics", strict=False),
             meta=read_field(header, "meta", strict=False),
         )
+        if "facts" in header:
+            facts = check_facts(read_field(header, "facts", strict=False))
+            delta.effects, delta.cost = Effects.from_json(facts.get("effects", {})), Cost(**facts.get("cost", {}))
+            delta.warnings, delta.unusable = facts.get("warnings", []), facts.get("unusable", {})
         if "contexts" in header:
             delta.contexts = tuple(map(ContextEdit.from_dict, check_contexts(read_field(header, "contexts"))))
         if "hooked" in header:
@@ -318,6 +351,17 @@ class Delta:
         if self.hook_edit is not None:
             tensors |= {f"hook/{name}": tensor for name, tensor in self.hook_edit.tensors.items()}
         return tensors
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        """The saved facts that every edit can have, JSON-able; absent ones are left out."""
+        facts = {
+            "effects": self.effects.to_json(),
+            "cost": self.cost.to_json(),
+            "warnings": self.warnings,
+            "unusable": self.unusable,
+        }
+        return {name: value for name, value in facts.items() if value}
 
     @property
     def _settings(self) -> dict[str, Any]:

@@ -232,10 +232,15 @@ def _write_edits(
         paths.append(path)
         delta.meta |= {**metadata, "requests": [request.to_dict() for request in group]}
         # files are passed on: no path of this machine, where digests identify what is behind one
-        saved = replace(delta, meta=shared_meta(delta.meta), diagnostics=without_folders(delta.diagnostics))
+        saved = replace(
+            delta,
+            meta=shared_meta(delta.meta),
+            diagnostics=without_folders(delta.diagnostics),
+            warnings=without_folders(delta.warnings),
+        )
         saved.save(path)
-        diagnostics = {name: value for name, value in saved.diagnostics.items() if name != "losses"}
-        index.append({"file": path.name, "requests": delta.meta["requests"], "diagnostics": diagnostics})
+        facts = saved.report().without_losses().to_json()
+        index.append({"file": path.name, "requests": delta.meta["requests"], "diagnostics": facts})
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / INDEX_NAME, json_text({**shared_meta(metadata), "edits": index}, indent=2) + "\n")
 

@@ -140,7 +140,9 @@ def _combine(
 ) -> Delta:
     """The update of a step, from the base editor's delta and the keys [T, f] by map."""
     ridge, ideal = config.ridge, beside_weights(model, ideal)
-    delta = Delta(diagnostics=ideal.diagnostics, meta=ideal.meta, intermediates=ideal.intermediates)
+    delta = Delta(
+        warnings=ideal.warnings, diagnostics=ideal.diagnostics, meta=ideal.meta, intermediates=ideal.intermediates
+    )
     shares = {}
     for name, keys_TF in keys.items():
         module = model.get_submodule(name)
@@ -173,7 +175,7 @@ def concatenated(model: nn.Module, steps: Sequence[Delta]) -> Delta:
     for name in dict.fromkeys(name for step in steps for name in step.stream_state):
         total.stream_state[name] = torch.cat([step.stream_state[name] for step in steps if name in step.stream_state])
     total.diagnostics = {
-        "requests": [step.diagnostics for step in steps],
+        "requests": [step.report().to_json() for step in steps],
         "update_norm_ratio": largest_norm_ratio(model, total),
     }
     return total

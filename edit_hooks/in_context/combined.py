@@ -118,7 +118,7 @@ class EditorWithContext(Editor[CombinedConfig]):
         )
         for delta, context in zip(deltas, contexts, strict=True):
             delta.contexts = context.contexts
-            delta.diagnostics["context"] = context.diagnostics
+            delta.diagnostics["context"] = context.report().to_json()
             delta.meta |= {"editor": self.name, "context": context.meta}
         return deltas
 

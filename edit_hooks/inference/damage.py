@@ -1,4 +1,4 @@
-"""Diagnostics of edits about damage, and the warning about an edit that wrecks its model."""
+"""The damage that edits do, and the warning about an edit that wrecks its model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.answers import FIRST_TOKEN_KL, WRECKED, WRECKED_KL
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit
+from edit_hooks.edit_report import FIRST_TOKEN_KL, WRECKED_KL
 from edit_hooks.inference.neutral_prompts import NeutralPrompts, verdict
 
 WRECKED_REMEDY = (
@@ -26,7 +26,7 @@ WRECKED_WARNING = (
 def record_damage(
     model: nn.Module, tokenizer: PreTrainedTokenizerBase, deltas: Sequence[Delta], history: Sequence[Delta] = ()
 ) -> list[Delta]:
-    """Add the divergence and the verdict to the diagnostics of edits of the model as it is now.
+    """Measure the divergence of edits of the model as it is now: their effects, with the verdict.
 
     Args:
         history: the earlier steps of a stream, whose hooks a step is measured with: it may hold a part of them.
@@ -42,5 +42,5 @@ def record_damage(
             if delta.hook_edit is None
             else replace(delta, hook_edit=HookEdit.combine([*earlier, delta.hook_edit]))
         )
-        delta.diagnostics |= verdict(neutral.divergence(whole))
-    return [delta for delta in deltas if delta.diagnostics[WRECKED]]
+        delta.effects = verdict(neutral.divergence(whole))
+    return [delta for delta in deltas if delta.effects.wrecked]

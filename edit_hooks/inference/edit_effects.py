@@ -7,25 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.answers import FIRST_TOKEN_KL, WRECKED
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.edit_report import Effects
 from edit_hooks.inference.batching import limits_for
 from edit_hooks.inference.items import ScoreItem
 from edit_hooks.inference.neutral_prompts import NeutralPrompts, verdict
 from edit_hooks.inference.scoring import score
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.request import EditRequest
-
-NLL_BEFORE, NLL_AFTER = "target_nll_before", "target_nll_after"
-TARGET_NLLS = "target_nlls"  # of an edit of several requests: [before, after] of each, in their order
-EFFECTS = (FIRST_TOKEN_KL, WRECKED, NLL_BEFORE, NLL_AFTER, TARGET_NLLS)  # names among the diagnostics of an edit
-# Diagnostics that grow with the steps or the requests of an edit, and are left out where every case repeats them.
-LONG = ("losses", TARGET_NLLS)
 
 
 class EditEffects:
@@ -69,14 +63,14 @@ class EditEffects:
         context, target = split_continuation(self.tokenizer, request.text, request.continuation)
         return ScoreItem(tuple(context), tuple(target))
 
-    def of_independent(self, delta: Delta, requests: Sequence[EditRequest]) -> dict[str, Any]:
+    def of_independent(self, delta: Delta, requests: Sequence[EditRequest]) -> Effects:
         """All numbers of an edit of the model as it is now."""
         before, after = self.target_nlls(requests, None, delta)
-        return {**verdict(self.divergence(delta)), **nlls_of(requests, before, after)}
+        return with_nlls(verdict(self.divergence(delta)), requests, before, after)
 
     def of_step(
         self, runtime_part: Delta | None, requests: Sequence[EditRequest], before: Mapping[str, float]
-    ) -> dict[str, Any]:
+    ) -> Effects:
         """All numbers of a step that is in the model now.
 
         Args:
@@ -84,20 +78,24 @@ class EditEffects:
             before: by request key, negative log-likelihoods before the step.
         """
         (after,) = self.target_nlls(requests, runtime_part)
-        return {**verdict(self.divergence(runtime_part)), **nlls_of(requests, before, after)}
+        return with_nlls(verdict(self.divergence(runtime_part)), requests, before, after)
 
 
-def nlls_of(requests: Sequence[EditRequest], before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, Any]:
-    """Means over requests before and after an edit of them, and those of each of several; empty without a request.
+def with_nlls(
+    effects: Effects, requests: Sequence[EditRequest], before: Mapping[str, float], after: Mapping[str, float]
+) -> Effects:
+    """Add means over requests before and after an edit of them, and the pairs of several; without a request nothing.
 
     Args:
         before, after: request key -> negative log-likelihood.
     """
     if not requests:
-        return {}
-    pairs = [[before[request.key], after[request.key]] for request in requests]
-    means = {
-        name: math.fsum(pair[place] for pair in pairs) / len(pairs)
-        for place, name in enumerate((NLL_BEFORE, NLL_AFTER))
-    }
-    return means | ({TARGET_NLLS: pairs} if len(pairs) > 1 else {})
+        return effects
+    pairs = tuple((before[request.key], after[request.key]) for request in requests)
+    mean_before, mean_after = (math.fsum(column) / len(pairs) for column in zip(*pairs, strict=True))
+    return replace(
+        effects,
+        target_nll_before=mean_before,
+        target_nll_after=mean_after,
+        target_nlls=pairs if len(pairs) > 1 else (),
+    )

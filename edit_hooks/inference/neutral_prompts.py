@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.answers import FIRST_TOKEN_KL, WRECKED, WRECKED_KL
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.edit_report import WRECKED_KL, Effects
 from edit_hooks.inference.batching import limits_for
 from edit_hooks.inference.distributions import NoisyPrompt, next_token_log_probs
 from edit_hooks.modeling.tokens import encode
@@ -21,9 +21,9 @@ from edit_hooks.modeling.tokens import encode
 NEUTRAL_PROMPTS = ("The weather was", "She opened the", "A triangle has", "They walked to the")
 
 
-def verdict(divergence: float) -> dict[str, float | bool]:
-    """The diagnostics about a divergence; one that is not finite is a wreck, too."""
-    return {FIRST_TOKEN_KL: divergence, WRECKED: not divergence <= WRECKED_KL}
+def verdict(divergence: float) -> Effects:
+    """The effect that a divergence is; one that is not finite is a wreck, too."""
+    return Effects(first_token_kl=divergence, wrecked=not divergence <= WRECKED_KL)
 
 
 class NeutralPrompts:

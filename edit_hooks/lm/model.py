@@ -20,7 +20,6 @@ from torch import nn
 
 from edit_hooks.answers import (
     EditedAnswer,
-    EditReport,
     FailedAnswer,
     GeneratedText,
     ModelAnswer,
@@ -34,6 +33,7 @@ from edit_hooks.base.registry import load_editor
 from edit_hooks.deltas.apply import UNEDITED_STATE
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.saved import check_base, editor_of, read_edit, requests_of
+from edit_hooks.edit_report import EditReport
 from edit_hooks.in_context.combined import EditorWithContext
 from edit_hooks.in_context.fact_memory import require_models
 from edit_hooks.inference import states

@@ -19,7 +19,6 @@ from transformers import PreTrainedTokenizerBase
 from edit_hooks.answers import (
     IMMEDIATE,
     EditedAnswer,
-    EditReport,
     FailedAnswer,
     GeneratedText,
     ModelAnswer,
@@ -32,7 +31,8 @@ from edit_hooks.answers import (
 from edit_hooks.decoding import AskedModel
 from edit_hooks.deltas.apply import UNEDITED_STATE, AppliedDeltas
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.inference.edit_effects import EFFECTS, LONG, EditEffects
+from edit_hooks.edit_report import EditReport, Effects
+from edit_hooks.inference.edit_effects import EditEffects
 from edit_hooks.inference.items import Item
 from edit_hooks.lm.editing.independent import FailedEdit, IndependentEdits, group_key
 from edit_hooks.lm.editing.stream import EditStream
@@ -162,11 +162,9 @@ class SavedEditSession(Session):
         with AppliedDeltas(model) as applied:
             applied.add(delta)
             self._state = applied.state()
+            measured = effects.of_step(applied.runtime_part, known, before) if effects else Effects()
             facts = {**report.diagnostics, "update_norm_ratio": applied.norm_ratio()}
-            if effects:
-                measured = effects.of_step(applied.runtime_part, known, before)
-                facts |= {name: value for name, value in measured.items() if name not in LONG}
-        self.report = dataclasses.replace(report, diagnostics=facts)
+        self.report = dataclasses.replace(report, effects=measured, diagnostics=facts).of_case()
 
     def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobsOn) -> list[ModelResult]:
         with self.stock_task_scope() as runtime_part:
@@ -309,7 +307,7 @@ class StreamSession(Session):
                 for q, edit_step in (zip(questions, steps, strict=True) if asks_all else own.get(step, ()))
                 if q.ask_edited and self._is_due(q, step, edit_step, checkpoint_steps)
             ]
-            state = self.stream.steps[step]["state_after"]
+            state = self.stream.state_after(step)
             answers[step] = answer_distinct(
                 items, lambda distinct: answer_jobs([(item, runtime_part) for item in distinct], state)
             )
@@ -324,8 +322,8 @@ class StreamSession(Session):
     def edits(self, groups: Sequence[RequestGroup]) -> Iterator[Delta | FailedEdit]:
         self.stream.make()
         for step in range(len(self.stream.deltas)):
-            delta, record = self.stream.whole(step), self.stream.steps[step]
-            delta.diagnostics |= {name: record[name] for name in EFFECTS if name in record}
+            delta = self.stream.whole(step)
+            delta.effects = self.stream.reports[step].effects
             yield delta
 
     @contextlib.contextmanager
@@ -350,7 +348,7 @@ class StreamSession(Session):
             "num_steps": len(self.plan.groups),
             "stopped": self.stream.stopped,
             "wrecked_at_step": self.stream.wrecked_at,
-            "steps": self.stream.steps,
+            "steps": [report.to_json() for report in self.stream.reports],
         }
 
     def _step_of(self, question: Question) -> int | None:

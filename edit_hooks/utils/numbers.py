@@ -1,10 +1,11 @@
-"""Ranges of numeric settings, and one check for all of them."""
+"""Ranges of numeric settings with one check for all of them, and numbers that JSON lacks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from edit_hooks.utils.errors import EditingError
 
@@ -92,3 +93,26 @@ def shorten(value: object) -> str:
         return "a whole number of more than 64 bits"  # Python refuses to spell numbers of thousands of digits
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+NOT_FINITE = ("nan", "inf", "-inf")  # texts of numbers that JSON lacks
+
+
+def plain_numbers(value: Any) -> Any:
+    """Replace NaN and infinities with texts, which ``float()`` reads back."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: plain_numbers(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_numbers(entry) for entry in value]
+    return value
+
+
+def numbers_again(value: Any) -> Any:
+    """Inverse of :func:`plain_numbers`."""
+    if isinstance(value, str) and value in NOT_FINITE:
+        return float(value)
+    if isinstance(value, Mapping):
+        return {key: numbers_again(entry) for key, entry in value.items()}
+    return [numbers_again(entry) for entry in value] if isinstance(value, list) else value

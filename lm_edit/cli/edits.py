@@ -84,20 +84,18 @@ def print_effects(edits: Sequence[SavedEdit]) -> None:
 
     Then the requests whose targets did not, and all warnings.
     """
-    from edit_hooks.answers import FIRST_TOKEN_KL
     from edit_hooks.deltas.saved import INDEX_NAME
-    from edit_hooks.inference.edit_effects import NLL_AFTER, NLL_BEFORE, TARGET_NLLS
 
     if not edits:
         return
     rows, unlikely = [], []
     acts_in_prompts = all(edit.writes == ("context",) for edit in edits)
     for edit in edits:
-        single = [[edit.diagnostics.get(NLL_BEFORE), edit.diagnostics.get(NLL_AFTER)]]
-        several = edit.diagnostics.get(TARGET_NLLS, [[None, None]] * len(edit.requests))
-        nlls = single if len(edit.requests) == 1 else several
+        effects = edit.report.effects
+        single = [(effects.target_nll_before, effects.target_nll_after)]
+        nlls = single if len(edit.requests) == 1 else effects.target_nlls or [(None, None)] * len(edit.requests)
         for request, (before, after) in zip(edit.requests, nlls, strict=True):
-            numbers = [_number(value) for value in (before, after, edit.diagnostics.get(FIRST_TOKEN_KL))]
+            numbers = [_number(value) for value in (before, after, effects.first_token_kl)]
             text = f"{printable(request.text, MAX_TEXT)} -> {printable(request.target_new, MAX_TEXT)}"
             rows.append([edit.file.name, *numbers, text])
             if after is not None and not after < MAX_LIKELY:  # NaN, too
@@ -111,7 +109,7 @@ def print_effects(edits: Sequence[SavedEdit]) -> None:
     if acts_in_prompts:
         say("not measured: these edits act through the prompts of questions; evaluate them")
     say_reasons("after the edit", unlikely)
-    warnings = [(edit.file.name, text) for edit in edits for text in edit.diagnostics.get("warnings", ())]
+    warnings = [(edit.file.name, text) for edit in edits for text in edit.report.warnings]
     say_reasons("warning", warnings)
 
 
@@ -119,14 +117,14 @@ def _print_wrecked(result: SavedEdits, *, is_stream: bool) -> None:
     """One sentence about the edits that wreck the model, with what to try."""
     if not result.wrecked:
         return
-    from edit_hooks.answers import FIRST_TOKEN_KL, WRECKED_KL
+    from edit_hooks.edit_report import WRECKED_KL
     from edit_hooks.inference.damage import WRECKED_REMEDY
 
     first = result.wrecked[0]
     what = _wreck([edit.file.name for edit in result.wrecked])
     if is_stream:
         what = f"the stream wrecks the model at step {result.edits.index(first)} ({first.file.name})"
-    say(f"wrecked: {what}: first-token KL {first.diagnostics[FIRST_TOKEN_KL]:.2f}, above {WRECKED_KL:g} nats.")
+    say(f"wrecked: {what}: first-token KL {first.report.effects.first_token_kl:.2f}, above {WRECKED_KL:g} nats.")
     say(WRECKED_REMEDY)
 
 

@@ -20,7 +20,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from edit_hooks.answers import FIRST_TOKEN_KL, IMMEDIATE, WRECKED, WRECKED_KL
+from edit_hooks.answers import IMMEDIATE
+from edit_hooks.edit_report import FIRST_TOKEN_KL, WRECKED, WRECKED_KL
 from edit_hooks.utils.logs import get_logger
 from lm_eval_tasks.common.scoring.metric_list import declared_metrics
 

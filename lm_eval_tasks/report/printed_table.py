@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from edit_hooks.answers import WRECKED
+from edit_hooks.edit_report import WRECKED
 from edit_hooks.utils.printable import printable
 from lm_eval_tasks.common.scoring.columns import NOT_AVAILABLE, Column
 from lm_eval_tasks.common.scoring.metric_list import declared_metrics, exclusion_clause

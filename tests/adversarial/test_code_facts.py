@@ -147,7 +147,7 @@ def test_the_model_scores_the_text_that_the_edit_taught(tiny_path: Any) -> None:
     (answer,) = lm.loglikelihood([instance(doc, BLOCK["prompt"], BLOCK["target_new"])])
     assert lm.tokenizer.decode(answer.final.token_ids) == BLOCK["target_new"]
     nll = -answer.final.logprob / answer.final.num_tokens
-    assert nll == pytest.approx(answer.edit.diagnostics["target_nll_after"], abs=1e-4)
+    assert nll == pytest.approx(answer.edit.effects.target_nll_after, abs=1e-4)
     assert answer.edit.texts == (BLOCK["prompt"] + BLOCK["target_new"],)
 
 

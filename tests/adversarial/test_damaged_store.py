@@ -18,6 +18,7 @@ from edit_hooks import EditingError
 from edit_hooks.answers import GeneratedText
 from edit_hooks.contract.tiny_models import SENTENCES, build_tokenizer
 from edit_hooks.deltas.delta import Delta, Factor
+from edit_hooks.edit_report import Cost, Effects
 from edit_hooks.locate.null_space import null_space_of
 from edit_hooks.locate.second_moments import MomentSettings, second_moments
 from edit_hooks.store.answer_cache import AnswerCache
@@ -36,11 +37,13 @@ def small_delta() -> Delta:
     delta = Delta(factors={"layer": Factor(torch.tensor([[1.0], [2.0]]), torch.ones(3, 1), transposed=True)})
     delta.meta |= {"state_after": "s1", "batch": ["k1", "k2"]}
     delta.diagnostics |= {"final_loss": 0.25}
+    delta.effects = Effects(first_token_kl=float("inf"), wrecked=True, target_nlls=((1.0, 0.5), (2.0, 0.25)))
+    delta.cost, delta.warnings, delta.unusable = Cost(seconds=1.5), ["ill-conditioned"], {"k3": "too long"}
     return delta
 
 
 def content_of(delta: Delta) -> tuple[Any, ...]:
-    return delta.checksum(), delta.meta, delta.diagnostics, delta.factors["layer"].transposed
+    return delta.checksum(), delta.meta, delta.report(), delta.unusable, delta.factors["layer"].transposed
 
 
 def test_every_byte_of_an_edit(tmp_path: Path) -> None:

@@ -43,7 +43,9 @@ def test_a_stream_looks_at_a_question_when_it_may_be_due(retention: bool, monkey
 
         def __init__(self) -> None:
             self.plan = plan
-            self.steps = [{"state_after": str(step)} for step in range(self.num_steps)]
+
+        def state_after(self, step: int) -> str:
+            return str(step)
 
         @property
         def unusable(self) -> dict[str, str]:

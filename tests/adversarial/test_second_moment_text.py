@@ -53,7 +53,7 @@ def collect(source: Any, folder: Path | None = None, **settings: Any) -> SecondM
 
 
 def moment_warnings(delta: Any) -> list[str]:
-    return [text for text in delta.diagnostics.get("warnings", []) if "per dimension of the keys" in text]
+    return [text for text in delta.warnings if "per dimension of the keys" in text]
 
 
 # --- amount of text --------------------------------------------------------------------------------------------------

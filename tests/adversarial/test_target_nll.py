@@ -12,7 +12,8 @@ from paths import RECORDS
 
 from edit_hooks import EditRequest, edited, load_editor
 from edit_hooks.contract.tiny_models import REQUESTS, save_tiny
-from edit_hooks.inference.edit_effects import NLL_AFTER, NLL_BEFORE, EditEffects, nlls_of
+from edit_hooks.edit_report import Effects
+from edit_hooks.inference.edit_effects import EditEffects, with_nlls
 from edit_hooks.modeling.kv_cache import CACHE
 from lm_eval_tasks.report.anomalies import find_anomalies
 
@@ -58,20 +59,21 @@ def test_it_is_that_of_plain_forward_passes(effects, editor: str, settings: Any,
     """Dense edits, per-row adapters and hooks; in the context of the edit."""
     (delta,) = load_editor(editor, settings).edit(effects.model, effects.tokenizer, [request_])
     found = effects.of_independent(delta, [request_])
-    assert found[NLL_BEFORE] == pytest.approx(plain_nll(effects, request_), abs=1e-5)
+    assert found.target_nll_before == pytest.approx(plain_nll(effects, request_), abs=1e-5)
     with edited(effects.model, delta):
         expected = plain_nll(effects, request_)
-    assert found[NLL_AFTER] == pytest.approx(expected, abs=1e-5)
-    assert abs(expected - found[NLL_BEFORE]) > 0.05
+    assert found.target_nll_after == pytest.approx(expected, abs=1e-5)
+    assert abs(expected - found.target_nll_before) > 0.05
 
 
 def test_several_requests_have_a_mean_and_none_has_no_number(effects) -> None:
     (both,) = load_editor("ft_m", FT).edit(effects.model, effects.tokenizer, [FIRST, SECOND], joint=True)
     found = effects.of_independent(both, [FIRST, SECOND])
     single = [effects.of_independent(both, [request]) for request in (FIRST, SECOND)]
-    for name in (NLL_BEFORE, NLL_AFTER):
-        assert found[name] == pytest.approx(sum(one[name] for one in single) / 2, rel=1e-5)
-    assert nlls_of([], {}, {}) == {} and list(effects.of_independent(both, [])) == ["first_token_kl", "wrecked"]
+    for name in ("target_nll_before", "target_nll_after"):
+        assert getattr(found, name) == pytest.approx(sum(getattr(one, name) for one in single) / 2, rel=1e-5)
+    assert with_nlls(Effects(), [], {}, {}) == Effects()
+    assert list(effects.of_independent(both, []).to_json()) == ["first_token_kl", "wrecked"]
 
 
 # ------------------------------------------------------------------ results
@@ -79,7 +81,7 @@ def test_several_requests_have_a_mean_and_none_has_no_number(effects) -> None:
 
 def reported(results: dict[str, Any]) -> list[tuple[float, float]]:
     found = [sample["edit"] for sample in results["samples"]["bake_es"] if sample["edit"]]
-    return [(edit[NLL_BEFORE], edit[NLL_AFTER]) for edit in found]
+    return [(edit["target_nll_before"], edit["target_nll_after"]) for edit in found]
 
 
 def test_a_run_reports_it_and_keeps_it_in_the_store(model_path, tmp_path, monkeypatch) -> None:
@@ -87,7 +89,7 @@ def test_a_run_reports_it_and_keeps_it_in_the_store(model_path, tmp_path, monkey
     found = reported(run(build(model_path, tmp_path, **options), ["bake_es"], limit=2))
     assert len(found) == 2 and all(after < before for before, after in found)
     off = run(build(model_path, tmp_path, **options, measure_edits=False), ["bake_es"], limit=2)
-    assert not any(NLL_AFTER in sample["edit"] for sample in off["samples"]["bake_es"])
+    assert not any("target_nll_after" in sample["edit"] for sample in off["samples"]["bake_es"])
     monkeypatch.setattr(EditEffects, "target_nlls", lambda *arguments: pytest.fail("measured again"))
     assert reported(run(build(model_path, tmp_path, **options), ["bake_es"], limit=2)) == found
 
@@ -118,6 +120,6 @@ def test_an_edit_that_writes_nothing_is_an_anomaly(model_path, mode: Any) -> Non
     for sample in results["samples"]["bake_es"]:
         if edit := sample["edit"]:
             assert edit["final_nll"] < 0.99 * edit["initial_nll"]
-            assert edit[NLL_AFTER] == pytest.approx(edit[NLL_BEFORE], rel=1e-3)
+            assert edit["target_nll_after"] == pytest.approx(edit["target_nll_before"], rel=1e-3)
     kinds = [anomaly["kind"] for anomaly in find_anomalies(results)]
     assert "target_nll" in kinds

@@ -103,7 +103,7 @@ def test_an_edit_without_a_usable_request_leaves_a_stream_going(tiny_path: Calla
     assert (row["efficacy_prob@2_n"], row["efficacy_prob@4_n"], row["efficacy_prob@immediate_n"]) == (1, 3, 3)
     facts = results["config"]["edited_hf"] if "edited_hf" in results["config"] else lm.session.result_metadata()
     assert (facts["num_edits"] or 3, facts["unusable_edits"]) == (3, 1)
-    assert [step["num_edits"] for step in lm.session.stream.steps] == [1, 1, 2, 3]
+    assert [report.step.num_edits for report in lm.session.stream.reports] == [1, 1, 2, 3]
 
 
 class Picky(ROME):

@@ -16,8 +16,8 @@ from shifting_editor import ShiftingEditor
 from task_runs import metrics_of
 
 from edit_hooks import Delta, EditRequest, load_editor
-from edit_hooks.answers import WRECKED_KL
 from edit_hooks.contract.tiny_models import build_tokenizer, save_tiny
+from edit_hooks.edit_report import WRECKED_KL, Effects
 from edit_hooks.inference.neutral_prompts import NeutralPrompts, verdict
 from edit_hooks.utils.hashing import _closure
 from lm_edit.cli.main import main
@@ -70,7 +70,7 @@ def text_of(results: dict[str, Any]) -> str:
     ("divergence", "wrecked"), [(0.0, False), (WRECKED_KL, False), (WRECKED_KL + 0.01, True), (float("nan"), True)]
 )
 def test_the_bound(divergence: float, wrecked: bool) -> None:
-    assert verdict(divergence)["wrecked"] is wrecked
+    assert verdict(divergence).wrecked is wrecked
 
 
 def test_it_is_no_part_of_the_code_behind_an_edit() -> None:
@@ -162,7 +162,7 @@ def test_the_command_names_the_files_and_fails(model_path, facts, tmp_path, caps
     index = json.loads((tmp_path / "out/edits.json").read_text(encoding="utf-8"))
     assert [entry["diagnostics"]["wrecked"] for entry in index["edits"]] == [False, True, False]
     saved = Delta.load(tmp_path / "out/edit-1.safetensors")  # the edits are saved all the same
-    assert saved.diagnostics["wrecked"] is True
+    assert saved.effects.wrecked is True
 
 
 def test_the_command_names_the_step_of_a_stream(model_path, facts, tmp_path, capsys) -> None:
@@ -196,20 +196,20 @@ REQUESTS = [EditRequest(prompt="The home of {} is", subject=subject, target_new=
 def test_an_edit_from_python_has_the_verdict_and_a_warning(loaded, caplog) -> None:
     with caplog.at_level(logging.WARNING):
         good, bad = ShiftingEditor(OWN["editor_args"]).edit(*loaded, REQUESTS)
-    assert (good.diagnostics["wrecked"], bad.diagnostics["wrecked"]) == (False, True)
-    assert bad.diagnostics["first_token_kl"] == pytest.approx(NeutralPrompts(*loaded).divergence(bad))
-    assert any("the edit wrecks the model" in text for text in bad.diagnostics["warnings"])
-    assert "warnings" not in good.diagnostics and "the edit wrecks the model" in caplog.text
+    assert (good.effects.wrecked, bad.effects.wrecked) == (False, True)
+    assert bad.effects.first_token_kl == pytest.approx(NeutralPrompts(*loaded).divergence(bad))
+    assert any("the edit wrecks the model" in text for text in bad.warnings)
+    assert good.warnings == [] and "the edit wrecks the model" in caplog.text
 
 
 def test_the_measurement_can_be_left_out(loaded) -> None:
     _, bad = ShiftingEditor(OWN["editor_args"]).edit(*loaded, REQUESTS, measure=False)
-    assert not {"wrecked", "first_token_kl", "warnings"} & set(bad.diagnostics)
+    assert bad.effects == Effects() and bad.warnings == []
 
 
 def test_contexts_have_none_and_wrappers_have_one(loaded, monkeypatch) -> None:
     (context,) = load_editor("ice").edit(*loaded, REQUESTS[:1])
-    assert "wrecked" not in context.diagnostics
+    assert context.effects == Effects()
     passes: list[Any] = []
     divergence = NeutralPrompts.divergence
     monkeypatch.setattr(
@@ -217,4 +217,4 @@ def test_contexts_have_none_and_wrappers_have_one(loaded, monkeypatch) -> None:
     )
     base = {"base": "ft_m", "base_settings": {"layers": [1], "num_steps": 1}}
     (delta,) = load_editor("rect", base).edit(*loaded, REQUESTS[:1])
-    assert "wrecked" in delta.diagnostics and passes == [delta]  # of the delta that is returned
+    assert delta.effects.wrecked is not None and passes == [delta]  # of the delta that is returned

@@ -45,7 +45,7 @@ def edit(tiny, name, requests=(REQUEST,), **settings):
 
 
 def warnings_of(delta):
-    return " | ".join(delta.diagnostics.get("warnings", []))
+    return " | ".join(delta.warnings)
 
 
 def test_a_good_edit_has_no_warnings(tiny, caplog):

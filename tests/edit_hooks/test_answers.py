@@ -15,13 +15,13 @@ from edit_hooks.answers import (
     IMMEDIATE,
     ContextReport,
     EditedAnswer,
-    EditReport,
     FailedAnswer,
     GeneratedText,
     ScoredContinuation,
     StateSimilarity,
     StreamPosition,
 )
+from edit_hooks.edit_report import Cost, EditReport, Effects, StreamStep
 from edit_hooks.utils.errors import EditingError
 
 numbers = st.floats(allow_nan=False) | st.sampled_from([math.inf, -math.inf])
@@ -60,13 +60,19 @@ reports = st.builds(
     editor=st.none() | st.text(),
     key=st.none() | st.text(min_size=1),
     error=st.none() | st.text(min_size=1),
+    step=st.none() | st.builds(StreamStep, step=st.integers(0, 9), num_edits=st.integers(0, 9), finite=st.booleans()),
+    effects=st.builds(
+        Effects, first_token_kl=st.none() | numbers, target_nlls=st.lists(st.tuples(numbers, numbers)).map(tuple)
+    ),
+    cost=st.builds(Cost, seconds=st.none() | numbers),
+    warnings=st.lists(st.text()).map(tuple),
     diagnostics=st.dictionaries(st.text("abc", min_size=1), st.integers() | st.text() | st.booleans()),
 )
 positions = st.builds(
     StreamPosition, edited=st.booleans(), step=st.none() | st.integers(0, 9), num_edits=st.integers(0, 9)
 )
-numbers = st.integers(0, 99)
-stages = st.dictionaries(numbers | numbers.map(str) | st.just(IMMEDIATE), answers, max_size=4)
+steps = st.integers(0, 99)
+stages = st.dictionaries(steps | steps.map(str) | st.just(IMMEDIATE), answers, max_size=4)
 
 
 @given(
@@ -91,13 +97,13 @@ def test_a_missing_answer_that_is_no_failure_comes_back_as_such() -> None:
     assert EditedAnswer.from_json({"format": FORMAT, "error": "of earlier releases"}).final.is_failure
 
 
-def test_diagnostics_that_json_lacks_come_back_as_numbers() -> None:
-    diagnostics = {"final_loss": math.inf, "parts": [{"norm": -math.inf}], "name": "nano", "first_token_kl": math.nan}
-    report = EditReport(editor="a", diagnostics=diagnostics)
+def test_facts_that_json_lacks_come_back_as_numbers() -> None:
+    diagnostics = {"final_loss": math.inf, "parts": [{"norm": -math.inf}], "name": "nano"}
+    report = EditReport(editor="a", effects=Effects(first_token_kl=math.nan, wrecked=True), diagnostics=diagnostics)
     text = str(EditedAnswer(final=GeneratedText(raw="b"), edit=report))
     found = EditedAnswer.from_json(json.loads(text)).edit
-    assert found is not None and math.isnan(found.diagnostics["first_token_kl"])
-    assert {**found.diagnostics, "first_token_kl": 0} == {**diagnostics, "first_token_kl": 0}
+    assert found is not None and math.isnan(found.effects.first_token_kl)
+    assert found.diagnostics == diagnostics and found.effects.wrecked is True
 
 
 def test_numbers_that_json_lacks_are_texts_and_come_back() -> None:

@@ -19,7 +19,7 @@ from edit_hooks.contract import batch_checks
 from edit_hooks.contract.runner import run_contract
 from edit_hooks.contract.subject import EDIT_REQUESTS, Subject, distance
 from edit_hooks.contract.tiny_models import build_model
-from edit_hooks.lm.editing.cost import GIB, MODEL_MEMORY, PEAK_MEMORY, measured
+from edit_hooks.lm.editing.cost import GIB, measured
 from edit_hooks.lm.editing.stream import EditStream, Guard
 from edit_hooks.lm.options.plan import EditPlan, chunked
 from edit_hooks.modeling.identity import model_identity
@@ -100,7 +100,7 @@ def test_a_stream_resumes_from_the_store(editor: str, dtype: torch.dtype, tmp_pa
     resumed, computed = run_stream(subject, 4, size, Store(tmp_path))
     unbroken, _ = run_stream(subject, 4, size, None)
     assert computed and min(computed) == len(first.deltas), "the first steps were made again"
-    states = [[step["state_after"] for step in stream.steps] for stream in (resumed, unbroken)]
+    states = [[report.step.state_after for report in stream.reports] for stream in (resumed, unbroken)]
     differences = list(map(distance, resumed.deltas, unbroken.deltas))
     assert states[0] == states[1] and max(differences) == 0.0, differences
     checksums = [[delta.checksum() for delta in stream.deltas] for stream in (resumed, unbroken)]
@@ -145,8 +145,8 @@ def test_the_peak_is_that_of_the_scope() -> None:
     held = torch.cuda.memory_allocated(DEVICE)
     with measured(model) as cost:
         torch.empty(GIB // 2, dtype=torch.uint8, device=DEVICE)
-    assert cost.memory[PEAK_MEMORY] == pytest.approx(held / GIB + 0.5, abs=1e-5)
-    assert cost.memory[MODEL_MEMORY] == pytest.approx(sum(one.nbytes for one in weights) / GIB, abs=1e-5)
+    assert cost.memory.peak_memory_gib == pytest.approx(held / GIB + 0.5, abs=1e-5)
+    assert cost.memory.model_memory_gib == pytest.approx(sum(one.nbytes for one in weights) / GIB, abs=1e-5)
 
 
 @pytest.mark.parametrize("editor", ON_THE_MODEL)
@@ -156,10 +156,10 @@ def test_steps_of_a_stream_have_their_peak(editor: str, tmp_path: Path) -> None:
     torch.empty(GIB, dtype=torch.uint8, device=DEVICE)
     held = torch.cuda.memory_allocated(DEVICE) / GIB
     first, _ = run_stream(subject, 2, 1, Store(tmp_path))
-    for step in first.steps:
-        assert 0 < step[MODEL_MEMORY] < step[PEAK_MEMORY] < held + 1
+    for cost in (report.cost for report in first.reports):
+        assert 0 < cost.model_memory_gib < cost.peak_memory_gib < held + 1
     again, _ = run_stream(subject, 2, 1, Store(tmp_path))
-    assert [step[PEAK_MEMORY] for step in again.steps] == [step[PEAK_MEMORY] for step in first.steps]
+    assert [report.cost for report in again.reports] == [report.cost for report in first.reports]
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from lm_eval.api.model import LM
 from edit_hooks.answers import (
     IMMEDIATE,
     EditedAnswer,
-    EditReport,
     FailedAnswer,
     GeneratedText,
     ModelAnswer,
@@ -21,6 +20,7 @@ from edit_hooks.answers import (
     StopReason,
     StreamPosition,
 )
+from edit_hooks.edit_report import Cost, EditReport, StreamStep
 
 # (context, continuation, unedited?) -> sum log-probability and the teacher-forced argmax; ids count up from 0
 Likelihoods = Callable[[str, str, bool], tuple[float, list[int]]]
@@ -84,12 +84,12 @@ class ScriptedLM(LM):
             failed = FailedAnswer(f"edit failed: {reason}", unedited=before)
             return EditedAnswer(
                 final=replace(before, unedited=before) if asked == "unedited" else failed,
-                edit=EditReport(editor=None, error=reason),
+                edit=EditReport(error=reason),
             )
         final = answer(request.args, False)
         if request.doc["asked"]["model"] != "edited":
             final = replace(final, unedited=answer(request.args, True))
-        report = EditReport(editor=None, key=request.doc["case_id"], diagnostics={"seconds": 0.1})
+        report = EditReport(key=request.doc["case_id"], cost=Cost(seconds=0.1))
         return EditedAnswer(final=final, edit=report)
 
     def _likelihood(self, args: tuple, unedited: bool) -> ScoredContinuation:
@@ -164,15 +164,20 @@ class StreamLM(ScriptedLM):
         )
         if "?" in marks:
             reason = "the guard stopped the stream"
-            report = EditReport(editor=None, error=reason)
+            report = EditReport(error=reason)
             failed = FailedAnswer(f"edit failed: {reason}", unedited=unedited)
             return EditedAnswer(final=failed, edit=report, position=position)
         after = {step: self._answer_by_mark(request, marks[step] == "1") for step in range(own, len(marks))}
-        diagnostics = {"step": own, "num_edits": own + 1, "seconds": 0.5, "final_loss": 0.25}
+        report = EditReport(
+            editor="scripted",
+            step=StreamStep(step=own, num_edits=own + 1),
+            cost=Cost(seconds=0.5),
+            diagnostics={"final_loss": 0.25},
+        )
         checkpoints = self.checkpoints.items()
         return EditedAnswer(
             final=replace(after[len(marks) - 1], unedited=unedited),
-            edit=EditReport(editor="scripted", diagnostics=diagnostics),
+            edit=report,
             position=position,
             stages={
                 IMMEDIATE: after[own],

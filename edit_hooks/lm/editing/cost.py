@@ -1,20 +1,18 @@
-"""Seconds and GPU memory that edits take to compute, among their diagnostics.
-
-A stored edit keeps what it took when it was computed. Neither number is part of a key.
-"""
+"""Seconds and GPU memory that edits take to compute."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 
+from edit_hooks.edit_report import Cost
+
 GIB = 2**30
-SECONDS, PEAK_MEMORY, MODEL_MEMORY = "seconds", "peak_memory_gib", "model_memory_gib"
 
 
 @dataclass
@@ -23,15 +21,15 @@ class EditCost:
 
     Attributes:
         seconds: of all edits together.
-        memory: in GiB by name; without a counter empty.
+        memory: the GPU memory; without a counter empty.
     """
 
     seconds: float = 0.0
-    memory: dict[str, float] = field(default_factory=dict)
+    memory: Cost = field(default_factory=Cost)
 
-    def diagnostics(self, num_edits: int = 1) -> dict[str, float]:
+    def of_one(self, num_edits: int = 1) -> Cost:
         """Seconds of one of ``num_edits`` edits, and the memory of all: they were computed together."""
-        return {SECONDS: round(self.seconds / num_edits, 4), **self.memory}
+        return replace(self.memory, seconds=round(self.seconds / num_edits, 4))
 
 
 @contextlib.contextmanager
@@ -80,15 +78,15 @@ class GPUMemory:
         for device in self.devices:
             torch.cuda.reset_peak_memory_stats(device)
 
-    def read(self) -> dict[str, float]:
+    def read(self) -> Cost:
         """The peak since :meth:`start`, and the model's weights, which it contains; in GiB.
 
         Several devices: the sum of their peaks, which together they must have, if not all at the same moment.
         """
         peak_bytes = sum(torch.cuda.max_memory_allocated(device) for device in self.devices)
         if peak_bytes < self.model_bytes:  # nothing is counted (PYTORCH_NO_CUDA_MEMORY_CACHING)
-            return {}
-        return {PEAK_MEMORY: round(peak_bytes / GIB, 6), MODEL_MEMORY: round(self.model_bytes / GIB, 6)}
+            return Cost()
+        return Cost(peak_memory_gib=round(peak_bytes / GIB, 6), model_memory_gib=round(self.model_bytes / GIB, 6))
 
 
 def _weights(model: nn.Module) -> Iterator[torch.Tensor]:

@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.answers import EditReport
 from edit_hooks.base.editor import Editor, position_limit
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.inference.edit_effects import EFFECTS, LONG, EditEffects
+from edit_hooks.edit_report import EditReport, Effects
+from edit_hooks.inference.edit_effects import EditEffects
 from edit_hooks.inference.neutral_prompts import NeutralPrompts
 from edit_hooks.lm.editing.cost import EditCost, measured
 from edit_hooks.lm.editing.joint import modules_behind, write_together
@@ -126,11 +126,9 @@ class IndependentEdits:
         edit = self._edits[key]
         if isinstance(edit, FailedEdit):
             return EditReport(editor=self.editor.name, key=key, error=edit.reason)
-        left_out = edit.meta.get("unusable", {})
-        if reasons := [left_out[request.key] for request in requests if request.key in left_out]:
+        if reasons := [edit.unusable[request.key] for request in requests if request.key in edit.unusable]:
             return EditReport(editor=self.editor.name, key=key, error=reasons[0])
-        diagnostics = {name: value for name, value in edit.diagnostics.items() if name not in LONG}
-        return EditReport(editor=self.editor.name, key=key, diagnostics=diagnostics)
+        return edit.report(self.editor.name, key).of_case()
 
     def _description(self, group: RequestGroup) -> Description:
         return Description(
@@ -154,16 +152,15 @@ class IndependentEdits:
         return delta is not None
 
     def _measure(self, group: RequestGroup, delta: Delta) -> None:
-        """Add the edit's effects to the diagnostics, unless the store had them; contexts have none."""
+        """Measure the edit's effects, unless the store had them; contexts have none."""
         if not self._is_measured:
-            for name in EFFECTS:
-                delta.diagnostics.pop(name, None)  # a stored edit may have them
+            delta.effects = Effects()  # a stored edit may have some
             return
         code = code_fingerprint(EditEffects.__module__, NeutralPrompts.__module__)
-        if delta.meta.get("effects") != code:
-            left_out = delta.meta.get("unusable", {})
-            delta.diagnostics |= self._effects.of_independent(delta, [one for one in group if one.key not in left_out])
-            delta.meta["effects"] = code
+        if delta.meta.get("measured_by") != code:
+            written = [request for request in group if request.key not in delta.unusable]
+            delta.effects = self._effects.of_independent(delta, written)
+            delta.meta["measured_by"] = code
 
     @functools.cached_property
     def _effects(self) -> EditEffects:
@@ -274,7 +271,7 @@ class IndependentEdits:
             self._edits[group_key(group)] = FailedEdit(next(iter(unusable.values())))
             return
         if unusable:
-            delta.meta["unusable"] = unusable
+            delta.unusable = dict(unusable)
             warn_of_unusable("edits of a group", unusable, len(group))
         self._save(group, delta, cost)
 
@@ -283,7 +280,7 @@ class IndependentEdits:
 
     def _save(self, group: RequestGroup, delta: Delta, cost: EditCost, num_edits: int = 1) -> None:
         """Keep and store an edit, one of ``num_edits`` that were computed at this cost."""
-        delta.diagnostics |= cost.diagnostics(num_edits)
+        delta.cost = cost.of_one(num_edits)
         try:
             delta.check_finite()
         except EditingError as error:

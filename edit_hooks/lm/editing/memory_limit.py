@@ -58,7 +58,10 @@ class LargeEdits:
         assert self._store is not None
         read = self._store.load_delta(self._dropped[kept][0])
         # what was recorded about the edit since it was stored is in memory only
-        return read and replace(read, diagnostics=kept.diagnostics, meta=kept.meta)
+        if read is None:
+            return None
+        facts = {name: getattr(kept, name) for name in ("effects", "cost", "warnings", "unusable")}
+        return replace(read, diagnostics=kept.diagnostics, meta=kept.meta, **facts)
 
     def portions(self, kept: dict[str, Delta]) -> list[list[str]]:
         """The keys of edits, in portions that may be in memory together: those that are, then up to the bound each."""

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -18,13 +18,13 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.answers import FIRST_TOKEN_KL, WRECKED, WRECKED_KL, EditReport
 from edit_hooks.base.editor import Editor
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import attached
 from edit_hooks.deltas.placement import placed
-from edit_hooks.inference.edit_effects import LONG, EditEffects
+from edit_hooks.edit_report import FIRST_TOKEN_KL, WRECKED_KL, EditReport, Effects, StreamStep
+from edit_hooks.inference.edit_effects import EditEffects
 from edit_hooks.lm.editing.cost import measured
 from edit_hooks.lm.editing.joint import modules_behind, write_together
 from edit_hooks.lm.editing.memory_limit import LargeEdits
@@ -60,17 +60,22 @@ class Guard:
     max_norm_ratio: float = 1.0
     max_loss_increase: float = 3.0
 
-    def complaint(self, record: dict[str, Any], loss_before: float) -> str | None:
-        """Return a sentence if a threshold is exceeded after a step, else ``None``."""
-        if not record["finite"]:
+    def complaint(self, norm_ratio: float, losses: tuple[float, float], finite: bool, effects: Effects) -> str | None:
+        """Return a sentence if a threshold is exceeded after a step, else ``None``.
+
+        Args:
+            losses: of the plain sentence, on the unedited model and now.
+            finite: whether the logits of that sentence are.
+        """
+        if not finite:
             return "the model's logits are not finite"
-        if record["norm_ratio"] > self.max_norm_ratio:
-            return f"the edited weights have moved by {record['norm_ratio']:.2f} of their norm"
-        if record["probe_loss"] - loss_before > self.max_loss_increase:
-            return f"the loss of a plain sentence rose from {loss_before:.2f} to {record['probe_loss']:.2f}"
-        if record.get(WRECKED):
+        if norm_ratio > self.max_norm_ratio:
+            return f"the edited weights have moved by {norm_ratio:.2f} of their norm"
+        if losses[1] - losses[0] > self.max_loss_increase:
+            return f"the loss of a plain sentence rose from {losses[0]:.2f} to {losses[1]:.2f}"
+        if effects.wrecked:
             return (
-                f"the model is wrecked: the next token after neutral prompts is {record[FIRST_TOKEN_KL]:.2f} nats from "
+                f"the model is wrecked: the next token after neutral prompts is {effects.first_token_kl:.2f} nats from "
                 f"the unedited model's ({FIRST_TOKEN_KL}, above {WRECKED_KL:g})"
             )
         return None
@@ -110,7 +115,7 @@ class EditStream:
         self._unedited_loss, _ = self._probe()
         measured = measure_edits and editor.writes != ("context",)
         self._effects = EditEffects(model, tokenizer) if measured else None
-        self.steps: list[dict[str, Any]] = []
+        self.reports: list[EditReport] = []  # on the finished steps
         self.stopped: str | None = None
         self.deltas: list[Delta] = []  # without the updates of large ones, see `whole`
         self._large = LargeEdits(store, leaves="updates")
@@ -132,29 +137,41 @@ class EditStream:
     @property
     def num_steps(self) -> int:
         """Number of planned steps, or of completed ones if the guard stopped the stream."""
-        return len(self.steps) if self.stopped else len(self.plan.groups)
+        return len(self.reports) if self.stopped else len(self.plan.groups)
 
     @property
     def unusable(self) -> dict[str, str]:
         """Request key -> reason for the requests that could not be written, of the plan and of the steps so far."""
         reasons = dict(self.plan.unusable)
         for delta in self.deltas:
-            reasons |= delta.meta.get("unusable", {})
+            reasons |= delta.unusable
         return reasons
 
     @property
     def wrecked_at(self) -> int | None:
         """The first step after which the model was wrecked; ``None`` without one, or without measurements."""
-        return next((record["step"] for record in self.steps if record.get(WRECKED)), None)
+        return next((number for number, report in enumerate(self.reports) if report.effects.wrecked), None)
 
     def edits_after(self, step: int) -> int:
         """Number of edits in the weights after a completed step; 0 for the step before the first."""
-        return int(self.steps[step]["num_edits"]) if step >= 0 else 0
+        return self.step(step).num_edits if step >= 0 else 0
+
+    def step(self, number: int) -> StreamStep:
+        """A finished step, and the model after it."""
+        step = self.reports[number].step
+        assert step is not None
+        return step
+
+    def state_after(self, number: int) -> str:
+        """Fingerprint of the weights after a finished step."""
+        state = self.step(number).state_after
+        assert state is not None
+        return state
 
     @property
     def final_state(self) -> str | None:
         """Fingerprint of the weights after the last step; ``None`` before the first pass."""
-        return self.steps[-1]["state_after"] if self.steps else None
+        return self.state_after(-1) if self.reports else None
 
     def visit(self, visitor: Callable[[int, Delta | None], None]) -> None:
         """Apply the steps in order and call ``visitor(step, runtime_part)`` after each.
@@ -169,7 +186,7 @@ class EditStream:
         ):
             history: list[Delta] = []
             for step, group in enumerate(self.plan.groups):
-                if self.stopped and step >= len(self.steps):
+                if self.stopped and step >= len(self.reports):
                     break
                 delta = self._write(step, self.plan.usable(group), applied, history)
                 if delta.writes or delta.stream_state or delta in self._large:
@@ -190,9 +207,9 @@ class EditStream:
         """Apply a step: the delta of an earlier pass, a stored one, or a new one; return what is kept of it."""
         if step < len(self.deltas):
             applied.add(self.whole(step))
-            self._verify(step, applied.state(), self.steps[step]["state_after"])
+            self._verify(step, applied.state(), self.state_after(step))
             return self.deltas[step]
-        del self.steps[step:]  # the record of a step that was interrupted after it was watched
+        del self.reports[step:]  # that of a step that was interrupted after it was watched
         before = self._effects.target_nlls(group, applied.runtime_part)[0] if self._effects else {}
         with self._one_at_a_time():
             delta = self._load_or_make(step, group, applied, history)
@@ -248,9 +265,9 @@ class EditStream:
         except EditingError as error:  # the model stays as it is, and so do the edits before this step
             delta, unusable = Delta(), unusable | {one.key: str(error) for one in group if one.key not in unusable}
         if unusable:
-            delta.meta["unusable"] = unusable
+            delta.unusable = unusable
             warn_of_unusable("edits of a step", unusable, len(group))
-        delta.diagnostics |= cost.diagnostics()
+        delta.cost = cost.of_one()
         applied.add(delta)
         return delta
 
@@ -286,29 +303,28 @@ class EditStream:
         self, step: int, group: RequestGroup, delta: Delta, applied: AppliedDeltas, before: Mapping[str, float]
     ) -> None:
         """Record the weights' norms, the step's effects and the loss of a plain sentence; apply the guard."""
-        written = [request for request in group if request.key not in delta.meta.get("unusable", {})]
+        written = [request for request in group if request.key not in delta.unusable]
         with attached(self.model, applied.hook_edit):
             loss, finite = self._probe()
-        record = {
-            "step": step,
-            "num_edits": self.edits_after(step - 1) + len(written),
-            "norm_ratio": applied.norm_ratio(),
-            "probe_loss": loss,
-            "finite": finite,
-            **(self._effects.of_step(applied.runtime_part, written, before) if self._effects else {}),
-            **({"unusable": len(delta.meta["unusable"])} if delta.meta.get("unusable") else {}),
-            "state_after": delta.meta["state_after"],
-            **{name: value for name, value in delta.diagnostics.items() if name != "losses"},
-        }
-        complaint = self.guard.complaint(record, self._unedited_loss)
-        if complaint:
-            record["guard"] = complaint
-        self.steps.append(record)
+        effects = self._effects.of_step(applied.runtime_part, written, before) if self._effects else Effects()
+        norm_ratio = applied.norm_ratio()
+        complaint = self.guard.complaint(norm_ratio, (self._unedited_loss, loss), finite, effects)
+        record = StreamStep(
+            step=step,
+            num_edits=self.edits_after(step - 1) + len(written),
+            norm_ratio=norm_ratio,
+            probe_loss=loss,
+            finite=finite,
+            unusable=len(delta.unusable) or None,
+            state_after=delta.meta["state_after"],
+            guard=complaint,
+        )
+        self.reports.append(replace(delta.report(step=record), effects=effects).without_losses())
         if complaint and self.guard.action == "stop":
-            self.stopped = f"the guard stopped the stream after {record['num_edits']} edits: {complaint}"
+            self.stopped = f"the guard stopped the stream after {record.num_edits} edits: {complaint}"
             log.warning("%s.", self.stopped)
         elif complaint:
-            log.warning("after %d edits %s; the stream continues (guard=report).", record["num_edits"], complaint)
+            log.warning("after %d edits %s; the stream continues (guard=report).", record.num_edits, complaint)
 
     @torch.no_grad()
     def _probe(self) -> tuple[float, bool]:
@@ -320,8 +336,7 @@ class EditStream:
 
     def report(self, step: int) -> EditReport:
         """Return the report on a step."""
-        facts = {name: value for name, value in self.steps[step].items() if name not in ("state_after", *LONG)}
-        return EditReport(editor=self.editor.name, diagnostics=facts)
+        return replace(self.reports[step], editor=self.editor.name).of_case()
 
 
 def _description_of(delta: Delta) -> Description:

@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from edit_hooks.answers import FIRST_TOKEN_KL, WRECKED, ContextReport, EditReport
+from edit_hooks.answers import ContextReport
+from edit_hooks.edit_report import FIRST_TOKEN_KL, WRECKED, EditReport
 from edit_hooks.utils.printable import printable
 from lm_eval_tasks.common.scoring.primitives import harmonic_mean
 
@@ -124,10 +125,6 @@ def harmonic_of_means(values: Sequence[Sequence[Sequence[float | None]] | None])
 
 LIKELY_NLL = math.log(2)  # nats per token: a probability of a half
 LEAST_FALL = 0.99  # an NLL above this share of what it was has not fallen
-# Diagnostics that are averaged over the edits.
-EDIT_MEANS = ("final_loss", "steps", "update_norm_ratio")
-# The largest of the edits: the memory that they need, in GiB, and the share of the model.
-EDIT_PEAKS = ("peak_memory_gib", "model_memory_gib")
 CONSTRAINT = "constraint"
 # Numbers of prompts that are shorter than a context edit makes them.
 SHORTENED_PROMPTS: Mapping[str, Callable[[ContextReport], bool]] = {
@@ -167,32 +164,43 @@ def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
         ``prompts_cut`` and ``facts_cut`` are numbers of prompts, where there are any. Diagnostics that the editor does
         not report are absent; "{}" without any edit.
     """
-    edits = [value for value in values if value is not None]
-    made = [edit for edit in edits if "error" not in edit]
+    rows = [value for value in values if value is not None]
+    edits = [EditReport.from_json(row) for row in rows]
+    made = [edit for edit in edits if edit.error is None]
     if not edits:
         return "{}"
-    columns = {name: [edit.get(name) for edit in made] for name in EDIT_MEANS}
-    columns[FIRST_TOKEN_KL] = [edit.get(FIRST_TOKEN_KL) for edit in _last_of_stream(made)]
-    columns["seconds_per_edit"] = [_seconds_per_edit(edit) for edit in made]
+    optimizations = [edit.optimization for edit in made]
+    divergences = [edit.effects.first_token_kl for edit in _last_of_stream(made)]
+    means = {
+        "final_loss": [one.final_loss for one in optimizations],
+        "steps": [one.steps for one in optimizations],
+        "update_norm_ratio": [one.update_norm_ratio for one in optimizations],
+        FIRST_TOKEN_KL: divergences,
+        "seconds_per_edit": [_seconds_per_edit(edit) for edit in made],
+    }
+    peaks = {  # the memory that the edits need, and the share of the model
+        "peak_memory_gib": [edit.cost.peak_memory_gib for edit in made],
+        "model_memory_gib": [edit.cost.model_memory_gib for edit in made],
+    }
     summary: dict[str, float | str] = {"edits": len(made), "failed": len(edits) - len(made)}
-    for name, column in columns.items():
+    for name, column in means.items():
         if numbers := _finite(column):
             summary[name] = float(f"{math.fsum(numbers) / len(numbers):.3g}")
-    for name in EDIT_PEAKS:
-        if numbers := _finite(edit.get(name) for edit in made):
+    for name, column in peaks.items():
+        if numbers := _finite(column):
             summary[name] = float(f"{max(numbers):.3g}")
-    if not_finite := sum(isinstance(kl, float) and not math.isfinite(kl) for kl in columns[FIRST_TOKEN_KL]):
+    if not_finite := sum(isinstance(kl, float) and not math.isfinite(kl) for kl in divergences):
         summary[FIRST_TOKEN_KL_NOT_FINITE] = not_finite
-    if wrecked := [edit for edit in made if edit.get(WRECKED)]:
+    if wrecked := [edit for edit in made if edit.effects.wrecked]:
         summary[WRECKED] = len(wrecked)
-        if steps := [edit["step"] for edit in wrecked if "step" in edit]:
+        if steps := [edit.step.step for edit in wrecked if edit.step]:
             summary[WRECKED_FROM_STEP] = min(steps)
     if not_lower := sum(map(_is_target_no_likelier, made)):
         summary["target_nll_not_lower"] = not_lower
     for name in SHORTENED_PROMPTS:
-        if number := sum(edit.get(name, 0) for edit in made):
+        if number := sum(row.get(name, 0) for row, edit in zip(rows, edits, strict=True) if edit.error is None):
             summary[name] = number
-    if constraints := sorted({edit[CONSTRAINT] for edit in made if isinstance(edit.get(CONSTRAINT), str)}):
+    if constraints := sorted({one.constraint for one in optimizations if one.constraint}):
         summary[CONSTRAINT] = " and ".join(constraints)
     return json.dumps(summary)
 
@@ -202,10 +210,10 @@ def _finite(column: Iterable[Any]) -> list[float]:
     return [number for number in column if isinstance(number, (int, float)) and math.isfinite(number)]
 
 
-def _last_of_stream(edits: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+def _last_of_stream(edits: Sequence[EditReport]) -> Sequence[EditReport]:
     """The edits of a stream's last step; all edits if they are independent."""
-    last = max((edit["step"] for edit in edits if "step" in edit), default=None)
-    return [edit for edit in edits if edit.get("step") == last]
+    last = max((edit.step.step for edit in edits if edit.step), default=None)
+    return [edit for edit in edits if (edit.step and edit.step.step) == last]
 
 
 def judge_summary(values: Sequence[Sequence[Mapping[str, Any]]]) -> str:
@@ -224,7 +232,7 @@ def judge_summary(values: Sequence[Sequence[Mapping[str, Any]]]) -> str:
     return json.dumps({"judge": first["judge"], "prompt_hash": prompt_hash, **dict(sorted(labels.items()))})
 
 
-def _is_target_no_likelier(edit: Mapping[str, Any]) -> bool:
+def _is_target_no_likelier(edit: EditReport) -> bool:
     """Whether an edit left its target as unlikely as it was.
 
     Without a measurement (``measure_edits=false``, models of other classes) the losses of the editor's optimization are
@@ -232,27 +240,28 @@ def _is_target_no_likelier(edit: Mapping[str, Any]) -> bool:
     likely from the start cannot gain, and an edit of it may stop at once. A loss that is no finite number any more has
     not fallen.
     """
-    before, after = edit.get("target_nll_before"), edit.get("target_nll_after")
+    before, after = edit.effects.target_nll_before, edit.effects.target_nll_after
     if before is None:
-        before, after = edit.get("initial_nll"), edit.get("final_nll", edit.get("final_loss"))
-    if not isinstance(before, (int, float)) or not isinstance(after, (int, float)):
+        one = edit.optimization
+        before, after = one.initial_nll, one.final_loss if one.final_nll is None else one.final_nll
+    if before is None or after is None:
         return False
     if not math.isfinite(after):
         return math.isfinite(before)
     return after > LEAST_FALL * before and after > LIKELY_NLL
 
 
-def _seconds_per_edit(edit: Mapping[str, Any]) -> float | None:
+def _seconds_per_edit(edit: EditReport) -> float | None:
     """Time of the step that made an edit, divided by the step's edits.
 
     In a stream, the divisor is the mean size of the steps so far.
     """
-    seconds = edit.get("seconds")
-    if not isinstance(seconds, (int, float)):
+    seconds = edit.cost.seconds
+    if seconds is None:
         return None
-    if "num_edits" in edit and "step" in edit:
-        return seconds * (edit["step"] + 1) / edit["num_edits"]
-    return seconds / (edit.get("num_requests") or len(edit.get("parts") or ()) or 1)
+    if edit.step:
+        return seconds * (edit.step.step + 1) / edit.step.num_edits
+    return seconds / edit.optimization.num_edits
 
 
 MAX_STEPS_SHOWN = 10  # in the printed retention matrix

@@ -48,7 +48,7 @@ def test_an_edit_whose_gate_stays_closed_changes_nothing_and_warns(caplog):
     with caplog.at_level(logging.WARNING):
         closed, opened = (edit("gpt2", lr=lr)[0] for lr in (0.3, 0.015))
     assert closed.diagnostics["gate"] < 0.5 < opened.diagnostics["gate"]
-    (warning,) = closed.diagnostics["warnings"]
+    (warning,) = closed.warnings
     assert "below the threshold" in warning and warning in caplog.text and "warnings" not in opened.diagnostics
     ids = torch.tensor([tokenizer(REQUEST.text)["input_ids"]])
     with torch.no_grad():

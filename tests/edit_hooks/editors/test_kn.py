@@ -45,7 +45,7 @@ def test_the_update_grows_with_the_target_and_long_targets_get_one_warning(tiny_
     editor = load_editor("kn", {"layers": LAYERS})
     with caplog.at_level("WARNING"):
         deltas = editor.edit(model, tokenizer, requests)
-    warnings = [delta.diagnostics.get("warnings", []) for delta in deltas]
+    warnings = [delta.warnings for delta in deltas]
     assert warnings == [[], [LONG_TARGET_WARNING], [LONG_TARGET_WARNING]]
     assert sum("grows with the length" in record.message for record in caplog.records) == 1
     counts = [delta.diagnostics["target_tokens"] for delta in deltas]

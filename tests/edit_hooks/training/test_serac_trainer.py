@@ -63,7 +63,7 @@ def test_training_edits_carry_a_warning(trained):
     (trained_on, *_), (new, *_) = DATA.train, DATA.validation
     requests = [EditRequest(prompt=example.prompt, target_new=example.target) for example in (trained_on, new)]
     seen, unseen = load_editor("serac", {"artifact": str(out)}).edit(model, tokenizer, requests)
-    assert any("trained on this very edit" in text for text in seen.diagnostics["warnings"])
+    assert any("trained on this very edit" in text for text in seen.warnings)
     assert "warnings" not in unseen.diagnostics
 
 

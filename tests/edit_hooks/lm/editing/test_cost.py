@@ -22,13 +22,15 @@ from saved_results import evaluate_here
 from edit_hooks import EditingError
 from edit_hooks.base.editor import Editor
 from edit_hooks.contract.tiny_models import build_model
+from edit_hooks.edit_report import Cost
 from edit_hooks.inference.edit_effects import EditEffects
 from edit_hooks.lm.editing import cost as edit_cost
-from edit_hooks.lm.editing.cost import GIB, MODEL_MEMORY, PEAK_MEMORY, SECONDS, GPUMemory
+from edit_hooks.lm.editing.cost import GIB, GPUMemory
 from edit_hooks.store.store import Store
 from lm_edit import load_documents, load_results
 
 MODEL_GIB = 0.5
+PEAK_MEMORY, MODEL_MEMORY, SECONDS = "peak_memory_gib", "model_memory_gib", "seconds"  # in files
 STREAM = {"mode": "sequential", "edits": "bake", "data": str(RECORDS / "bake_qa.jsonl"), "edit_batch_size": 1}
 
 
@@ -42,9 +44,9 @@ class ScriptedCounter:
     def start(self) -> None:
         self.events.append("start")
 
-    def read(self) -> dict[str, float]:
+    def read(self) -> Cost:
         self.events.append("read")
-        return {PEAK_MEMORY: self.peaks.pop(0), MODEL_MEMORY: MODEL_GIB}
+        return Cost(peak_memory_gib=self.peaks.pop(0), model_memory_gib=MODEL_GIB)
 
 
 @pytest.fixture
@@ -210,8 +212,8 @@ def test_the_peaks_of_all_devices_are_added(devices: dict[torch.device, int]) ->
     with edit_cost.measured(model) as cost:
         assert devices == dict.fromkeys(gpus, GIB)
         devices[gpus[1]] = 3 * GIB
-    assert cost.memory == {PEAK_MEMORY: 4.0, MODEL_MEMORY: round(expected / GIB, 6)}
-    assert cost.memory[MODEL_MEMORY] > 0 and cost.diagnostics(2)[PEAK_MEMORY] == 4.0
+    assert cost.memory == Cost(peak_memory_gib=4.0, model_memory_gib=round(expected / GIB, 6))
+    assert cost.memory.model_memory_gib > 0 and cost.of_one(2).peak_memory_gib == 4.0
 
 
 def test_tied_weights_count_once(devices: dict[torch.device, int]) -> None:
@@ -244,9 +246,9 @@ def test_a_peak_below_the_weights_is_no_measurement(devices: dict[torch.device, 
     move_model(model)
     found = GPUMemory(model)
     devices[torch.device("cuda", 0)] = found.model_bytes - 1
-    assert found.read() == {}
+    assert found.read() == Cost()
     devices[torch.device("cuda", 0)] = found.model_bytes
-    assert found.read()[PEAK_MEMORY] == found.read()[MODEL_MEMORY]
+    assert found.read().peak_memory_gib == found.read().model_memory_gib > 0
 
 
 def test_weights_on_a_cpu_have_no_counter() -> None:

@@ -13,6 +13,7 @@ from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import EDIT_LAYER, REQUESTS
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.edit_report import Effects
 from edit_hooks.lm.editing.joint import write_together
 from edit_hooks.lm.editing.memory_limit import LargeEdits
 from edit_hooks.lm.editing.stream import PROBE_TEXT, EditStream, Guard
@@ -163,7 +164,7 @@ def test_an_interrupted_pass_can_be_repeated(tiny_model, tiny_tokenizer, monkeyp
     repeated.make()
     undisturbed = stream(model, tokenizer, "ft_l", 1, None)
     undisturbed.make()
-    assert len(repeated.steps) == len(repeated.deltas) == len(EDIT_REQUESTS)
+    assert len(repeated.reports) == len(repeated.deltas) == len(EDIT_REQUESTS)
     assert repeated.final_state == undisturbed.final_state
 
 
@@ -183,7 +184,7 @@ def test_a_step_interrupted_after_its_record_has_one_record(tiny_model, tiny_tok
     with pytest.raises(KeyboardInterrupt):
         repeated.make()
     repeated.make()
-    assert [record["step"] for record in repeated.steps] == [0]
+    assert [report.step.step for report in repeated.reports] == [0]
     assert len(repeated.deltas) == 1 and repeated.edits_after(0) == 1
 
 
@@ -212,8 +213,8 @@ def test_editors_of_single_requests_are_refused_for_larger_steps(tiny_model, tin
     ],
 )
 def test_the_guard_names_what_diverges(change, loss_before, complaint):
-    record = {"finite": True, "norm_ratio": 0.5, "probe_loss": 3.0, **change}
-    message = Guard().complaint(record, loss_before)
+    now = {"finite": True, "norm_ratio": 0.5, "probe_loss": 3.0, **change}
+    message = Guard().complaint(now["norm_ratio"], (loss_before, now["probe_loss"]), now["finite"], Effects())
     assert message is None if complaint is None else complaint in message
 
 
@@ -233,5 +234,5 @@ def test_the_loss_of_the_plain_sentence_is_that_of_every_next_token(tiny_model, 
     edits = stream(model, tokenizer, "ft_l", 1, None)
     assert edits._unedited_loss == pytest.approx(by_hand.pop(), abs=1e-4)
     edits.visit(read_loss)
-    assert [record["probe_loss"] for record in edits.steps] == pytest.approx(by_hand, abs=1e-4)
+    assert [report.step.probe_loss for report in edits.reports] == pytest.approx(by_hand, abs=1e-4)
     assert max(by_hand) - min(by_hand) > 0.01

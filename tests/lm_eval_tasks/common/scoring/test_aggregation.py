@@ -209,7 +209,7 @@ def test_edit_summary_has_the_divergence_of_all_edits_of_a_stream() -> None:
     independent = [{"first_token_kl": 0.1}, {"first_token_kl": 0.4}, {"first_token_kl": float("nan")}, {}]
     found = json.loads(edit_summary(independent))
     assert (found["first_token_kl"], found["first_token_kl_not_finite"]) == (0.25, 1)
-    stream = [{"first_token_kl": 0.1 * step, "step": step} for step in (3, 1, 2, 3)]
+    stream = [{"first_token_kl": 0.1 * step, "step": step, "num_edits": step + 1} for step in (3, 1, 2, 3)]
     found = json.loads(edit_summary(stream))
     assert found["first_token_kl"] == 0.3 and "first_token_kl_not_finite" not in found
     broken = [{"first_token_kl": float("nan")}, {"first_token_kl": float("inf")}, {"error": "x"}]
