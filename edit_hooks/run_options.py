@@ -30,6 +30,8 @@ class RunOption:
         modes: modes in which it has a meaning.
         column: column of result tables that holds it; "" for one that changes edits or answers and is listed in
             ``edit_options`` or ``answer_options``.
+        column_help: meaning of the column, if it holds the recorded value as it is.
+        label: the value in the label of a run, with ``{}`` for it; "": after the name of the column.
         at_default: values in result files that mean the default; a run with one of them is the run without the option.
         tasks_read_it: tasks read it from their metadata: always, or in streams.
         is_text: only a text is accepted.
@@ -41,6 +43,8 @@ class RunOption:
     help: str = ""
     modes: tuple[str, ...] = MODES
     column: str = ""
+    column_help: str = ""
+    label: str = ""
     at_default: tuple[Any, ...] = (None,)
     tasks_read_it: Literal["", "always", "streams"] = ""
     is_text: bool = False
@@ -68,6 +72,7 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         default=None,
         changes="settings",
         column="settings",
+        label="settings {}",
         help="settings over the shipped ones: a YAML file, or `name:value;name:value`",
     ),
     RunOption(
@@ -83,6 +88,7 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         default="",
         changes="edits",
         column="mode",
+        label="{}",
         at_default=(),  # results have the mode that was run
         tasks_read_it="streams",
         is_text=True,
@@ -102,16 +108,34 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         "the evaluated documents, so `--limit`, other benchmarks and lm-eval's own tasks (`mmlu`, ...) see the same "
         "edited model",
     ),
-    RunOption(name="num_edits", default=None, changes="edits", modes=PLANNED, column="num_edits"),
+    RunOption(
+        name="num_edits",
+        default=None,
+        changes="edits",
+        modes=PLANNED,
+        column="num_edits",
+        column_help="number of edited cases of a batch or stream",
+        label="{} edits",
+    ),
     RunOption(
         name="edit_batch_size",
         default=None,
         changes="edits",
         modes=("sequential",),
         column="edit_batch_size",
+        column_help="cases per step of a stream",
+        label="batches of {}",
         at_default=(None, 1),
     ),
-    RunOption(name="group_size", default=None, changes="edits", modes=("batch",), column="group_size"),
+    RunOption(
+        name="group_size",
+        default=None,
+        changes="edits",
+        modes=("batch",),
+        column="group_size",
+        column_help="cases per group of a batch",
+        label="groups of {}",
+    ),
     RunOption(
         name="compare_unedited",
         default=False,
@@ -235,6 +259,7 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         default=0,
         changes="settings",
         column="seed",
+        label="seed {}",
         help="seed of the editor; `engine=reference` selects the plain, slow implementation used in tests; most "
         "tokens per forward pass, by default 4096 on a CPU and what fits into half of the free memory on a GPU, up to "
         "32768",

@@ -36,6 +36,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     export = add("export", _export, "write results in the format of another project")
     export.add_argument("--to", required=True, choices=TARGET_NAMES, help="the format")
     export.add_argument("--out", required=True, help="new folder")
+    add_only_argument(export)
     export.add_argument("--organization", default="unknown", help="every-eval-ever: who ran the evaluations")
     export.add_argument("--developer", help="every-eval-ever: who made the models whose names do not say so")
     export.add_argument("--source-url", help="hf: where the results are published")
@@ -106,7 +107,12 @@ def _export(args: argparse.Namespace) -> int:
     from lm_edit.results.exports.options import ExportOptions
     from lm_edit.results.exports.targets import export_results
 
-    options = ExportOptions(organization=args.organization, developer=args.developer, source_url=args.source_url)
+    options = ExportOptions(
+        only=args.only,
+        organization=args.organization,
+        developer=args.developer,
+        source_url=args.source_url,
+    )
     exported = export_results(args.to, args.paths, args.out, options)
     for path in exported.files:
         say(path)

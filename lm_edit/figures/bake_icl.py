@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from lm_edit.figures.charts import Chart
 from lm_edit.figures.needs import DEFAULTS, Needs, Options
 from lm_edit.figures.paired import Comparison, draw_pairs
-from lm_edit.figures.select import has_context
 from lm_edit.figures.spec import FigureSpec
+from lm_edit.results.comparing import has_context
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -24,6 +24,7 @@ from lm_edit.figures.select import (
     with_unedited,
 )
 from lm_edit.figures.spec import FigureSpec
+from lm_edit.results.comparing import SETTINGS, name_of
 from lm_eval_tasks.report.editor_settings import find_setting, without_setting
 
 if TYPE_CHECKING:
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
 
 WEIGHTS = ("alpha", "beta")
 # Columns in which the runs of a line agree, besides their other settings.
-OTHERS = (
-    "model", "editor", "mode", "num_edits", "edit_batch_size", "seed", "task", "icl", "edit_options", "answer_options",
-)  # fmt: skip
+OTHERS = ("model", "task", *(name for name in SETTINGS if name != "settings"))
 METRICS = ("reverse_judgment_prob", "reverse_qa_prob", "edit_score_reverse_prob")
 
 NEEDS = Needs(
@@ -121,7 +120,8 @@ def _line_name(rows: DataFrame, runs: DataFrame, weight: str) -> str:
     """The other weight, and the names in which the runs differ."""
     first = rows.iloc[0]
     (other,) = (name for name in WEIGHTS if name != weight)
-    names = [str(first[column]) for column in ("editor", "model", "task") if runs[column].nunique() > 1]
+    names = [name_of(first)] if runs.apply(name_of, axis=1).nunique() > 1 else []
+    names += [str(first[column]) for column in ("model", "task") if runs[column].nunique() > 1]
     return ", ".join([*names, f"{other} = {find_setting(first['editor_config'], other):g}"])
 
 

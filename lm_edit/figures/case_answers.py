@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from edit_hooks.request import statement_of
 from lm_edit.figures.inputs import Inputs
 from lm_edit.figures.needs import DEFAULTS, SAMPLES, Needs, Options
-from lm_edit.figures.select import OF_CASE_SETS, UNEDITED, require_comparable_documents, run_labels
+from lm_edit.figures.select import OF_CASE_SETS, UNEDITED, edited_labels, require_comparable_documents
 from lm_edit.figures.spec import FigureSpec
 from lm_edit.figures.tables import Table
 from lm_edit.results.documents import CaseDocument, SavedResponse
@@ -115,8 +115,7 @@ def _edits(document: CaseDocument) -> str:
 def _draw(inputs: Inputs, options: Options) -> Table:
     rows = inputs.rows()
     models = rows.drop_duplicates("run").set_index("run")["model"]
-    several = models.nunique() > 1
-    labels = {run: f"{label}, {models[run]}" if several else label for run, label in run_labels(rows).items()}
+    labels = edited_labels(rows)
     named = {str(run): str(model) for run, model in models.items()}
     return draw(inputs.documents(), labels, options, named, rows)
 

@@ -23,6 +23,7 @@ from lm_edit.figures.select import (
     source_of_edits,
     unedited_reference,
     value_label,
+    with_names,
     with_unedited,
 )
 from lm_edit.figures.spec import FigureSpec
@@ -67,7 +68,7 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
         first = shlex.quote(f"model={runs.iloc[0]['model']}")
         raise NEEDS.missing(f"runs of several models are given; choose with --only {first}")
     shown = with_unedited(runs, chosen)
-    runs = runs.assign(aligned=is_aligned(runs))
+    runs = with_names(runs.assign(aligned=is_aligned(runs)))
     panels = []
     for task, title in TASKS.items():
         of_task = runs[runs["task"] == task]
@@ -75,7 +76,7 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
             panels.append(
                 Lines(
                     title=title,
-                    series=_lines(of_task, metric, sorted(set(runs["editor"]))),
+                    series=_lines(of_task, metric, sorted(set(runs["name"]))),
                     position_label="number of edits",
                     value_label=value_label(of_task, metric),
                     references=unedited_reference(shown[shown["task"] == task], metric),
@@ -92,7 +93,7 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
 def _lines(rows: DataFrame, metric: str, editors: Sequence[str]) -> list[Series]:
     """The lines of a task; ``editors`` are those of the figure, whose places give the markers."""
     series = []
-    for (editor, aligned), group in rows.groupby(["editor", "aligned"]):
+    for (editor, aligned), group in rows.groupby(["name", "aligned"]):
         line = group.sort_values("num_edits")
         repeated = line[line["num_edits"].duplicated()]
         if not repeated.empty:

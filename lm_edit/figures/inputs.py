@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from edit_hooks.utils.files import user_path
 from lm_edit.figures.needs import Needs
-from lm_edit.figures.rows import MATRIX, SAMPLE_FILE, places_of, rows_at
-from lm_edit.figures.select import run_labels
+from lm_edit.results.comparing import run_labels
+from lm_edit.results.filters import MATRIX, SAMPLE_FILE, places_of, rows_at
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -48,14 +48,8 @@ class Inputs:
         return rows_at(load_retention(self.paths), MATRIX, places_of(self.rows(), MATRIX))
 
     def run_names(self) -> dict[str, str]:
-        """Run -> editor, the settings in which the model's runs differ, and the model. No two names are equal."""
-        names: dict[str, str] = {}
-        for model, group in self.rows().groupby("model"):
-            unedited = dict(zip(group["run"], group["editor"], strict=True))
-            labels = unedited | run_labels(group)
-            names |= {run: f"{label}, {model}" for run, label in labels.items()}
-        repeated = {run for run, name in names.items() if list(names.values()).count(name) > 1}
-        return {run: f"{name} [{run[:6]}]" if run in repeated else name for run, name in names.items()}
+        """Run -> label, with the model."""
+        return run_labels(self.rows(), always=("model",))
 
     def documents(self) -> list[CaseDocument]:
         """The cases of the results that ``only`` accepts."""

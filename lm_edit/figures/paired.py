@@ -23,6 +23,7 @@ from lm_edit.figures.select import (
     with_unedited,
     without_context,
 )
+from lm_edit.results.filters import text_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -76,6 +77,7 @@ def draw_pairs(rows: DataFrame, figure: Comparison, options: Options = DEFAULTS)
     edited = require_edited(chosen, needs)
     names = [without_context(*pair) for pair in zip(edited["editor"], edited["icl"], strict=True)]
     runs = edited.assign(added=figure.is_added(edited), editor=names)
+    runs = runs.assign(editor=_display_names(runs))
     editors = sorted(set(runs["editor"]))
     both = [name for name in editors if runs[runs["editor"] == name]["added"].nunique() == 2]
     if not both:
@@ -106,6 +108,13 @@ def draw_pairs(rows: DataFrame, figure: Comparison, options: Options = DEFAULTS)
     notes = [f"{only} in one way only: {', '.join(alone)}."] if alone else []
     shown = with_unedited(runs[runs["editor"].isin(drawn)], chosen)
     return Chart(name=needs.figure, title=figure.title, panels=panels, caption=caption(shown, notes=notes))
+
+
+def _display_names(runs: DataFrame) -> list[str]:
+    """For each row the name of its editor in the plan, if all runs of the editor have it; else the editor."""
+    labels = {editor: set(group["editor_label"].map(text_of)) for editor, group in runs.groupby("editor")}
+    shown = {editor: next(iter(found)) if len(found) == 1 else "" for editor, found in labels.items()}
+    return [shown[editor] or str(editor) for editor in runs["editor"]]
 
 
 def _panels(rows: DataFrame, figure: Comparison, options: Options) -> list[Panel]:

@@ -14,8 +14,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from edit_hooks.utils.errors import EditingError
 from lm_edit.figures.charts import Reference, Series
 from lm_edit.figures.needs import Needs, Options
-from lm_edit.figures.rows import SAMPLE_FILE, rows_at
-from lm_edit.results.filters import is_missing, text_of
+from lm_edit.results.comparing import (
+    MODEL,
+    SAME_CASES,
+    SAME_SCORE,
+    SETTINGS,
+    differences,
+    has_context,
+    name_of,
+    run_labels,
+)
+from lm_edit.results.filters import SAMPLE_FILE, is_missing, rows_at, text_of
 from lm_edit.results.statistics.of_rows import describe_intervals, interval_of
 from lm_eval_tasks.common.scoring.columns import same_up_to_last_digits
 
@@ -27,21 +36,14 @@ if TYPE_CHECKING:
 UNEDITED = "unedited"
 FINAL = ""
 # What must be the same in all rows of a task's column. A run's own settings are named in the labels instead.
-CONDITIONS = (
-    "data", "data_revision", "data_hash", "task_version", "population", "judge", "protocol", "filter", "limit",
-    "samples",
-)  # fmt: skip
+CONDITIONS = (*SAME_SCORE, "filter", *SAME_CASES)
 OF_SCORES = ("population", "judge", "filter")  # conditions of scores that figures of answers do not show
-OF_CASE_SETS = ("limit", "samples")  # conditions that do not matter to figures of one case
+OF_CASE_SETS = tuple(SAME_CASES)  # conditions that do not matter to figures of one case
 # Columns that distinguish runs of one editor.
-DIFFERENCES = (
-    "mode", "settings", "num_edits", "edit_batch_size", "group_size", "edits", "icl", "edit_options", "answer_options",
-    "seed",
-)  # fmt: skip
+DIFFERENCES = tuple(column for column in SETTINGS if column != "editor")
 # Columns in which the runs of a line agree; it shows what the number of edits changes.
 OF_A_LINE = tuple(column for column in DIFFERENCES if column != "num_edits")
 LOG_RANGE = 20  # positions with a larger ratio are drawn on a logarithmic axis
-NO_CONTEXT = ("no", "", "False")
 
 
 class Cell(NamedTuple):
@@ -85,24 +87,21 @@ def require_comparable(rows: DataFrame, needs: Needs, varying: Sequence[str] = (
     Args:
         varying: conditions that the figure compares.
     """
-    for condition in CONDITIONS:
-        if condition in varying:
-            continue
-        for (task, metric), group in rows.groupby(["task", "metric"]):
-            values = sorted(set(group[condition].map(text_of)))
-            if len(values) > 1:
-                example = next(filter(None, values))
-                raise EditingError(
-                    f"{needs.figure}: the runs differ in {condition} of {metric} ({task}): "
-                    f"{', '.join(value or 'none' for value in values)}. "
-                    f"Choose with --only {shlex.quote(f'{condition}={example}')} or give comparable files."
-                )
+    for differing in differences(rows, ("task", "metric"), [name for name in CONDITIONS if name not in varying]):
+        task, metric = differing.place
+        values = sorted({value for _, value in differing.values})
+        example = next(filter(None, values))
+        raise EditingError(
+            f"{needs.figure}: the runs differ in {differing.condition} of {metric} ({task}): "
+            f"{', '.join(value or 'none' for value in values)}. "
+            f"Choose with --only {shlex.quote(f'{differing.condition}={example}')} or give comparable files."
+        )
     for model, group in rows.groupby("model"):
-        for column, what in (("model_hash", "weights"), ("model_parts", "tokenizers or configurations")):
+        for column in ("model_hash", "model_parts"):
             if len(found := set(group[column])) > 1:
                 raise EditingError(
-                    f"{needs.figure}: {len(found)} models with different {what} are named {model}. Choose with "
-                    f"--only {shlex.quote(f'{column}={max(map(str, found))}')}."
+                    f"{needs.figure}: {len(found)} models with different {MODEL[column]} are named {model}. "
+                    f"Choose with --only {shlex.quote(f'{column}={max(map(str, found))}')}."
                 )
 
 
@@ -146,22 +145,14 @@ def require_edited(rows: DataFrame, needs: Needs) -> DataFrame:
     return edited(rows)
 
 
-def run_labels(rows: DataFrame) -> dict[str, str]:
-    """Run -> editor or its name in the plan, with the settings in which the runs differ; sorted. No two are equal."""
-    runs = edited(rows).drop_duplicates("run")
-    of_all = ("mode", "num_edits", "edit_batch_size", "group_size", "icl", "answer_options")
-    varying = [column for column in of_all if runs[column].map(text_of).nunique() > 1]
-    labels: dict[str, str] = {}
-    for editor, group in runs.groupby("editor"):
-        own = [column for column in ("settings", "edit_options", "seed") if group[column].map(text_of).nunique() > 1]
-        for _, row in group.iterrows():
-            parts = [text for column in (*varying, *own) if (text := _part(column, row[column]))]
-            label = row["editor_label"]
-            name = label if isinstance(label, str) and label else str(editor)
-            labels[row["run"]] = name + (f" ({', '.join(parts)})" if parts else "")
-    repeated = [run for run, label in labels.items() if list(labels.values()).count(label) > 1]
-    labels |= {run: f"{labels[run]} [{run[:6]}]" for run in repeated}
-    return dict(sorted(labels.items(), key=lambda item: item[1]))
+def with_names(rows: DataFrame) -> DataFrame:
+    """The rows with a column ``name``: the name of the editor, as figures show it."""
+    return rows.assign(name=[name_of(row) for row in rows.to_dict("records")])
+
+
+def edited_labels(rows: DataFrame) -> dict[str, str]:
+    """Run -> label of the edited models, sorted by label; see :func:`lm_edit.results.comparing.run_labels`."""
+    return dict(sorted(run_labels(edited(rows)).items(), key=lambda item: item[1]))
 
 
 def with_unedited(drawn: DataFrame, rows: DataFrame) -> DataFrame:
@@ -173,26 +164,12 @@ def with_unedited(drawn: DataFrame, rows: DataFrame) -> DataFrame:
 
 
 def not_drawn(rows: DataFrame, drawn: DataFrame, why: str) -> list[str]:
-    """A sentence for the caption that names the edited runs that are not drawn, by editor where none of its are."""
-    left = {run: label for run, label in run_labels(rows).items() if run not in set(drawn["run"])}
-    editors = dict(zip(rows["run"], rows["editor"], strict=True))
-    names = [label if editors[run] in set(drawn["editor"]) else str(editors[run]) for run, label in left.items()]
-    return [f"Not drawn, {why}: {', '.join(dict.fromkeys(names))}."] if names else []
-
-
-def _part(column: str, value: object) -> str:
-    text = text_of(value)
-    if column == "icl":  # the editor's name has the context
-        return "" if text in (*NO_CONTEXT, "yes") else f"{text} only"
-    if not text:
-        return ""
-    return {
-        "num_edits": f"{text} edits",
-        "edit_batch_size": f"batches of {text}",
-        "group_size": f"groups of {text}",
-        "settings": f"settings {text}",
-        "seed": f"seed {text}",
-    }.get(column, text)
+    """A sentence for the caption that names the edited runs that are not drawn, or their editor if none of its is."""
+    left = {run: label for run, label in edited_labels(rows).items() if run not in set(drawn["run"])}
+    names = {str(row["run"]): name_of(row) for row in rows.to_dict("records")}
+    of_drawn = {names[str(run)] for run in drawn["run"]}
+    texts = [label if names[run] in of_drawn else names[run] for run, label in left.items()]
+    return [f"Not drawn, {why}: {', '.join(dict.fromkeys(texts))}."] if texts else []
 
 
 def source_of_edits(edits: object) -> str:
@@ -220,11 +197,6 @@ def choice_between(rows: DataFrame) -> str:
         if len(values) > 1 and known:
             found.append("--only " + shlex.quote(f"{column}={known[0]}"))
     return "choose with " + (" or ".join(found) or f"--only run={rows.iloc[0]['run']}")
-
-
-def has_context(icl: object) -> bool:
-    """Whether a value of the column ``icl`` is an added context."""
-    return text_of(icl) not in NO_CONTEXT
 
 
 def without_context(editor: str, icl: object) -> str:
@@ -317,7 +289,7 @@ class ModelRuns(NamedTuple):
 
 def by_model(rows: DataFrame) -> list[ModelRuns]:
     """The models with an edited run, sorted by name."""
-    models = [ModelRuns(str(model), group, run_labels(group)) for model, group in rows.groupby("model")]
+    models = [ModelRuns(str(model), group, edited_labels(group)) for model, group in rows.groupby("model")]
     return [model for model in models if model.labels]
 
 
@@ -330,7 +302,7 @@ def run_looks(rows: DataFrame, models: Sequence[ModelRuns]) -> dict[str, int]:
     Args:
         rows: all rows that the figure is given. models: the drawn ones.
     """
-    editors = sorted(set(edited(rows)["editor"]))
+    editors = sorted({name_of(row) for row in edited(rows).to_dict("records")})
     labels = sorted({label for model in models for label in model.labels.values()})
     names = editors if set(labels) <= set(editors) else labels
     return {label: names.index(label) for label in labels}

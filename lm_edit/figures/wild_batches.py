@@ -20,6 +20,7 @@ from lm_edit.figures.select import (
     series_of,
     unedited_reference,
     value_label,
+    with_names,
 )
 from lm_edit.figures.spec import FigureSpec
 
@@ -51,7 +52,7 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     require_comparable(of_metric.loc[chosen.index.union(unedited.index)], NEEDS, varying=("limit",))
     panels, drawn, alone = [], [], []
     all_sizes = sorted(edited(chosen)["edit_batch_size"].fillna(1).unique())
-    for (editor, model, task), group in edited(chosen).groupby(["editor", "model", "task"]):
+    for (editor, model, task), group in with_names(edited(chosen)).groupby(["name", "model", "task"]):
         title = f"{editor}, {model}, {task}"
         if len(group) < 2:
             alone.append(title)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from lm_edit.figures.charts import SHARE, Chart, HeatMap
 from lm_edit.figures.needs import DEFAULTS, Needs, Options
-from lm_edit.figures.rows import MATRIX, places_of, rows_at
-from lm_edit.figures.select import caption, edited, first_metric, require_comparable, run_labels, value_label
+from lm_edit.figures.select import caption, edited, edited_labels, first_metric, require_comparable, value_label
 from lm_edit.figures.spec import FigureSpec
+from lm_edit.results.filters import MATRIX, places_of, rows_at
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -37,7 +37,7 @@ def draw(rows: DataFrame, retention: DataFrame, options: Options = DEFAULTS) -> 
     chosen = rows_at(chosen, MATRIX, places_of(retention, MATRIX))
     require_comparable(chosen, NEEDS)
     panels = []
-    labels = run_labels(chosen)
+    labels = edited_labels(chosen)
     for _, row in sorted(chosen.iterrows(), key=lambda entry: labels[entry[1]["run"]]):
         own = rows_at(retention, MATRIX, [tuple(row[list(MATRIX)])])
         title = f"{labels[row['run']]}, {row['model']}, {row['task']}"

@@ -13,6 +13,7 @@ from lm_edit.figures.spec import FigureSpec
 from lm_edit.figures.tables import Table
 from lm_edit.figures.wild_gap import BENCHMARKS, metric_pair
 from lm_edit.figures.wild_gap import NEEDS as GAP
+from lm_edit.results.comparing import SETTINGS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -72,10 +73,7 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Table:
 
 def _entries(rows: DataFrame, labels: Mapping[str, str]) -> dict[str, str]:
     """Label of a run -> key of all that tells editors apart but the seed."""
-    columns = (
-        "editor", "mode", "num_edits", "icl", "edit_batch_size", "group_size", "settings", "edit_options",
-        "answer_options",
-    )  # fmt: skip
+    columns = [name for name in SETTINGS if name not in ("seed", "edits")]
     runs = rows.drop_duplicates("run").set_index("run")
     return {label: key_of([str(runs.loc[run, column]) for column in columns]) for run, label in labels.items()}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from edit_hooks.utils.readable import readable
 from lm_edit.leaderboard import significance
 from lm_edit.leaderboard.columns import Column, ColumnKey
 from lm_edit.leaderboard.significance import Comparison, Ranking
+from lm_edit.results.comparing import EDITED_MODEL, MODEL, has_context
 from lm_edit.results.statistics.case_scores import CaseScores
 from lm_edit.results.statistics.intervals import Interval
 
@@ -21,46 +22,43 @@ OTHER_REGIMES = {"loaded": "a saved edit", "": "evaluated as is"}
 
 
 @readable
-class RowKey(NamedTuple):
-    """Fields that the runs of one row share, as texts; empty where a field does not apply.
+@dataclass(frozen=True, order=True)
+class RowKey:
+    """What the runs of one row share: the columns :data:`EDITED_MODEL` as texts, empty where one does not apply.
 
     Runs that agree in them are one edited model, evaluated by one or several commands.
     """
 
-    model: str
-    model_hash: str
-    model_parts: str
-    editor: str
-    mode: str
-    settings: str
-    context_editor: str
-    num_edits: str
-    edit_batch_size: str
-    group_size: str
-    icl: str
-    edit_options: str
-    answer_options: str
+    texts: tuple[str, ...]
+
+    def __getitem__(self, column: str) -> str:
+        return self.texts[EDITED_MODEL.index(column)]
+
+    @property
+    def model(self) -> tuple[str, ...]:
+        """Name, weights and other parts of the model."""
+        return tuple(self[column] for column in MODEL)
 
     @property
     def acts_in_prompt(self) -> bool:
         """Whether the new fact is in the prompt: context editors, and runs with ``icl``."""
-        return self.context_editor == "True" or self.icl not in ("", "no", "False")
+        return self["context_editor"] == "True" or has_context(self["icl"])
 
     @property
     def is_reference(self) -> bool:
         """Whether this is the unedited model without the new fact in the prompt."""
-        return self.editor == UNEDITED and not self.acts_in_prompt
+        return self["editor"] == UNEDITED and not self.acts_in_prompt
 
     @property
     def regime(self) -> str:
         """How edits are made: one at a time, all at once or in groups, one after another, loaded, or not at all."""
-        if self.mode == "sequential":
-            edits = f"stream of {self.num_edits} edits" if self.num_edits else "stream of edits"
-            return edits + (f", {self.edit_batch_size} per step" if self.edit_batch_size not in ("", "1") else "")
-        if self.mode == "batch":
-            together = f"in groups of {self.group_size}" if self.group_size else "at once"
-            return f"{self.num_edits or 'all'} edits {together}"
-        return OTHER_REGIMES.get(self.mode, "single edits")
+        if self["mode"] == "sequential":
+            edits = f"stream of {self['num_edits']} edits" if self["num_edits"] else "stream of edits"
+            return edits + (f", {self['edit_batch_size']} per step" if self["edit_batch_size"] not in ("", "1") else "")
+        if self["mode"] == "batch":
+            together = f"in groups of {self['group_size']}" if self["group_size"] else "at once"
+            return f"{self['num_edits'] or 'all'} edits {together}"
+        return OTHER_REGIMES.get(self["mode"], "single edits")
 
 
 @readable
@@ -152,7 +150,8 @@ class Row:
     """One edited model.
 
     Attributes:
-        key: the fields that its runs share.
+        key: the columns that its runs share.
+        first: columns of its first run.
         label: the editor, with the settings that distinguish it from other rows of its section.
         runs: seed -> ids of its runs.
         run_names: readable names of all runs.
@@ -161,6 +160,7 @@ class Row:
     """
 
     key: RowKey
+    first: Mapping[str, object]
     label: str
     runs: dict[str, tuple[str, ...]]
     run_names: tuple[str, ...]

@@ -12,17 +12,18 @@ import pandas as pd
 
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.yaml_io import read_yaml
+from lm_edit.results.comparing import SAME_SCORE, differences
 from lm_edit.results.filters import is_missing, text_of
-from lm_edit.results.schema import SAME_COLUMN
 
 KEY = ("task", "metric", "stage", "filter")
 # Fields that must be equal for all runs of a column, with their names in messages.
-IDENTITY = SAME_COLUMN | {
+IDENTITY = SAME_SCORE | {
     "cases": "set of cases",
     "prompts": "hash of the prompts",
     "edits": "set of edits",
 }
 # A field that is equal for runs of as many edits: streams of several lengths share a column.
+SILENT = ("prompts", "edits")  # runs without them say nothing about them
 EDITS = "edits_hash"
 NAMES = IDENTITY | {EDITS: "set of edits or their order"}
 MAX_TASKS_WITHOUT_ENTRY = 3
@@ -90,11 +91,8 @@ def find_columns(
     columns, refusals = [], []
     for names, rows in results.groupby(list(KEY), sort=False):
         key = ColumnKey(*map(str, names))
-        identities = _identities(rows, case_sets)
-        for field in IDENTITY:
-            known = [(name, identity) for name, identity in identities if field in identity]
-            if len({identity[field] for _, identity in known}) > 1:
-                refusals.append(_refusal(key, field, known))
+        asked = _with_cases(rows, case_sets)
+        refusals += [_refusal(asked, found.condition, key) for found in differences(asked, KEY, IDENTITY, SILENT)]
         refusals += _refusals_of_edits(key, rows)
         record = rows.iloc[0]
         better = record["higher_is_better"]
@@ -105,7 +103,7 @@ def find_columns(
                 None if is_missing(better) else bool(better),
                 bool(rows["is_share"].all()),
                 None if is_missing(record["chance"]) else float(record["chance"]),
-                next((identity for _, identity in identities if "edits" in identity), identities[0][1]),
+                _identity(asked),
                 key in shown,
                 key.task in results.attrs.get("groups", {}),
             )
@@ -148,8 +146,8 @@ def _short_hash(content: object) -> str:
     return hashlib.sha256(repr(content).encode()).hexdigest()[:8]
 
 
-def _identities(rows: pd.DataFrame, case_sets: Mapping[tuple[str, str], CaseSet]) -> list[tuple[str, dict[str, str]]]:
-    """Name and identity of every run of a column.
+def _with_cases(rows: pd.DataFrame, case_sets: Mapping[tuple[str, str], CaseSet]) -> pd.DataFrame:
+    """The rows of a column with what :data:`IDENTITY` compares besides columns.
 
     Where some runs have no samples, ``--limit`` and ``--samples`` are what is known of all of them. Only batches and
     streams name their edits: the unedited model has none, and single edits are those of the cases. Prompts are compared
@@ -162,16 +160,19 @@ def _identities(rows: pd.DataFrame, case_sets: Mapping[tuple[str, str], CaseSet]
         sets = options
     else:
         sets = [cases or option for cases, option in zip(known, options, strict=True)]
-    fields = [field for field in IDENTITY if field not in ("cases", "prompts", "edits")]
-    identities = []
-    for row, asked, one in zip(rows.to_dict("records"), sets, found, strict=True):
-        identity = {**{field: text_of(row[field]) for field in fields}, "cases": asked}
-        if one is not None and one.prompts and len(set(known) - {None}) == 1:
-            identity["prompts"] = one.prompts
-        if edits := text_of(row["edits"]):
-            identity["edits"] = edits
-        identities.append((str(row["run_name"]), identity))
-    return identities
+    are_same = len(set(known) - {None}) == 1
+    return rows.assign(
+        cases=sets,
+        prompts=[one.prompts if one is not None and one.prompts and are_same else None for one in found],
+        edits=[text_of(edits) or None for edits in rows["edits"]],
+    )
+
+
+def _identity(rows: pd.DataFrame) -> dict[str, str]:
+    """What :data:`IDENTITY` compares, of the first run that names its edits, or of the first."""
+    records = rows.to_dict("records")
+    record = next((one for one in records if not is_missing(one["edits"])), records[0])
+    return {field: text_of(record[field]) for field in IDENTITY if field not in SILENT or not is_missing(record[field])}
 
 
 def _case_options(limit: object, samples: object) -> str:
@@ -191,15 +192,15 @@ def _refusals_of_edits(key: ColumnKey, rows: pd.DataFrame) -> Iterable[_Refusal]
     """Refusals of batches and streams of as many edits that made others, as of another commit of the data."""
     recorded = rows[rows[EDITS].map(text_of) != ""]
     for _, alike in recorded.groupby(recorded["num_edits"].map(text_of), sort=True):
-        known = [(str(row["run_name"]), {EDITS: str(row[EDITS])}) for row in alike.to_dict("records")]
         if alike["edits"].nunique() == 1 and alike[EDITS].nunique() > 1:  # other names are refused as such
-            yield _refusal(key, EDITS, known)
+            yield _refusal(alike, EDITS, key)
 
 
-def _refusal(key: ColumnKey, field: str, identities: Iterable[tuple[str, Mapping[str, str]]]) -> _Refusal:
+def _refusal(rows: pd.DataFrame, field: str, key: ColumnKey) -> _Refusal:
     by_value: dict[str, list[str]] = {}
-    for run_name, identity in identities:
-        by_value.setdefault(identity[field], []).append(run_name)
+    for name, value in zip(rows["run_name"], rows[field], strict=True):
+        if field not in SILENT or not is_missing(value):
+            by_value.setdefault(text_of(value), []).append(str(name))
     return _Refusal(field, tuple((value, tuple(names)) for value, names in sorted(by_value.items())), key.name)
 
 

@@ -131,12 +131,12 @@ def _row(row: Row, numbers: dict[ColumnKey, int]) -> Json:
     return {
         "label": row.label,
         "reference": row.is_reference,
-        "model": row.key.model,
+        "model": row.key["model"],
         # Equal names can be several models, as in two precisions, or one that answers under other options.
-        "identity": [row.key.model, row.key.model_hash, row.key.answer_options, row.key.model_parts],
+        "identity": [row.key[name] for name in ("model", "model_hash", "answer_options", "model_parts")],
         "regime": row.key.regime,
         "origin": row.settings_origin,
-        "settings": row.key.settings,
+        "settings": row.key["settings"],
         "seeds": [[seed, list(runs)] for seed, runs in row.runs.items()],
         "names": list(row.run_names),
         "cells": {str(numbers[key]): _cell(cell) for key, cell in row.cells.items()},

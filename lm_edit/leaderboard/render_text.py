@@ -184,9 +184,9 @@ def _csv_cells(row: Row, cell: Cell, key: Sequence[str]) -> list[str]:
     low, high = (repr(cell.interval.low), repr(cell.interval.high)) if cell.interval else ("", "")
     left_out = "; ".join(f"{reason}: {number}" for reason, number in cell.left_out.items())
     return [
-        row.key.model,
+        row.key["model"],
         row.label,
-        row.key.mode,
+        row.key["mode"],
         row.settings_origin,
         *key,
         "" if math.isnan(cell.value) else repr(cell.value),

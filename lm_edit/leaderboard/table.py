@@ -12,14 +12,13 @@ from lm_edit.leaderboard import significance
 from lm_edit.leaderboard.board import OUTSIDE, Board, Cell, Row, RowKey, Section
 from lm_edit.leaderboard.columns import Column, ColumnKey, describe_case_sets, find_columns
 from lm_edit.leaderboard.significance import Comparison, Ranking
+from lm_edit.results.comparing import EDITED_MODEL, name_of, run_labels
 from lm_edit.results.filters import is_missing, text_of
 from lm_edit.results.statistics.case_scores import CaseScores, combine_seeds, read_case_scores
 from lm_edit.results.statistics.intervals import RESAMPLES
 from lm_edit.results.statistics.of_rows import ALL_EQUAL, NO_SAMPLES, NOT_SCORED, Estimate, Summary, estimate
 from lm_eval_tasks.report.model_parts import differing_parts
 
-# Fields that distinguish rows of equal labels.
-DISTINCTIONS = ("editor", "settings", "icl", "edit_options", "answer_options")
 MAX_GAPS = 4  # columns named in the note on coverage
 DIGITS = 12  # of values that are ranked
 # Two editors whose coverage of a column differs by more are named below their table.
@@ -58,7 +57,7 @@ def build_board(
     groups = {column.key for column in columns if column.is_group}
     for row in rows:
         for key, cell in row.cells.items():
-            summary = Summary(cell.value, key in shares, cell.stderr, cell.num_scored, not row.key.group_size)
+            summary = Summary(cell.value, key in shares, cell.stderr, cell.num_scored, not row.key["group_size"])
             found = estimate(
                 summary,
                 row.scores.get(key),
@@ -99,20 +98,21 @@ def _cases_by_column(cases: pd.DataFrame) -> dict[tuple[str, ColumnKey], CaseSco
 
 
 def _read_rows(results: pd.DataFrame, cases: _CasesByColumn) -> list[Row]:
-    texts = results[list(RowKey._fields)].map(text_of)
+    texts = results[list(EDITED_MODEL)].map(text_of)
     rows = []
-    for names, group in results.groupby([texts[name] for name in RowKey._fields], sort=False):
+    for names, group in results.groupby([texts[name] for name in EDITED_MODEL], sort=False):
         # Two runs of equal settings that both have a column, as with other edits in a stream, are rows of their own.
         repeated = group.duplicated(["task", "metric", "stage", "filter", "seed"]).any()
         parts = [part for _, part in group.groupby("run", sort=True)] if repeated else [group]
-        rows += [_read_row(RowKey(*map(str, names)), part, cases, named=repeated) for part in parts]
+        rows += [_read_row(RowKey(tuple(map(str, names))), part, cases) for part in parts]
     return sorted(rows, key=lambda row: (row.key, row.run_ids))
 
 
-def _read_row(key: RowKey, group: pd.DataFrame, cases: _CasesByColumn, *, named: bool) -> Row:
+def _read_row(key: RowKey, group: pd.DataFrame, cases: _CasesByColumn) -> Row:
     found: dict[ColumnKey, dict[str, tuple[Cell, CaseScores | None]]] = {}
     runs: dict[str, dict[str, str]] = {}
-    for record in group.sort_values(["seed", "run"]).to_dict("records"):
+    records = group.sort_values(["seed", "run"]).to_dict("records")
+    for record in records:
         column = ColumnKey(*(str(record[name]) for name in ColumnKey._fields))
         run, seed = str(record["run"]), text_of(record["seed"])
         known = cases.get((run, column))
@@ -127,10 +127,17 @@ def _read_row(key: RowKey, group: pd.DataFrame, cases: _CasesByColumn, *, named:
             cells[column].by_seed = values
         if known is not None:
             scores[column] = known
-    run_names = tuple(name for names in runs.values() for name in names.values())
-    label = run_names[0] if named else text_of(group["editor_label"].iloc[0]) or key.editor
-    origin = text_of(group["settings_origin"].iloc[0])
-    return Row(key, label, {seed: tuple(names) for seed, names in runs.items()}, run_names, origin, cells, scores)
+    first = {str(name): value for name, value in records[0].items()}
+    return Row(
+        key,
+        first,
+        name_of(first),
+        {seed: tuple(names) for seed, names in runs.items()},
+        tuple(name for names in runs.values() for name in names.values()),
+        text_of(first["settings_origin"]),
+        cells,
+        scores,
+    )
 
 
 def _over_seeds(by_seed: Mapping[str, tuple[Cell, CaseScores | None]]) -> tuple[Cell, CaseScores | None]:
@@ -172,10 +179,10 @@ def _count(value: object) -> int:
 
 
 def _sections(rows: Sequence[Row], columns: Sequence[Column], resamples: int) -> Iterable[Section]:
-    models = list(dict.fromkeys((row.key.model, row.key.model_hash, row.key.model_parts) for row in rows))
+    models = list(dict.fromkeys(row.key.model for row in rows))
     for model in models:
-        own = [row for row in rows if (row.key.model, row.key.model_hash, row.key.model_parts) == model]
-        title = _model_title(*model, models)
+        own = [row for row in rows if row.key.model == model]
+        title = _model_title(model, models)
         references = [row for row in own if row.is_reference]
         groups: dict[tuple[bool, str], list[Row]] = {}
         for row in own:
@@ -188,9 +195,10 @@ def _sections(rows: Sequence[Row], columns: Sequence[Column], resamples: int) ->
             yield _section(f"{title}: {kind}{regime}", references, editors, columns, resamples)
 
 
-def _model_title(name: str, weights: str, parts: str, models: Sequence[tuple[str, str, str]]) -> str:
+def _model_title(model: Sequence[str], models: Sequence[Sequence[str]]) -> str:
     """The model's name; where several have it, with the weights or the other parts in which they differ."""
-    same = [model for model in models if model[0] == name]
+    name, weights, parts = model
+    same = [other for other in models if other[0] == name]
     details = [weights or UNKNOWN_WEIGHTS] if len({own for _, own, _ in same}) > 1 else []
     like = [own for _, digest, own in same if digest == weights]
     if len(like) > 1:  # of equal weights
@@ -219,22 +227,11 @@ def _section(
 
 
 def _distinguish(rows: Sequence[Row]) -> None:
-    """Add to equal labels the settings in which the rows differ."""
-    by_label: dict[str, list[Row]] = {}
-    for row in rows:
-        by_label.setdefault(row.label, []).append(row)
-    for same in by_label.values():
-        differing = [name for name in DISTINCTIONS if len({getattr(row.key, name) for row in same}) > 1]
-        for row in same:
-            details = ", ".join(_distinction(name, getattr(row.key, name)) for name in differing)
-            row.label += f" ({details})" if details else ""
-    repeated = [row for row in rows if [other.label for other in rows].count(row.label) > 1]
-    for row in repeated:  # they differ in something else, as in data type or edits
-        row.label += f" [{row.run_ids[0][:6]}]"
-
-
-def _distinction(name: str, value: str) -> str:
-    return value or f"no {name.replace('_', ' ')}" if name.endswith("_options") else f"{name} {value or 'none'}"
+    """Give rows that stand side by side their labels."""
+    if rows:
+        labels = run_labels(pd.DataFrame([{**row.first, "run": row.run_ids[0], "seed": None} for row in rows]))
+        for row in rows:
+            row.label = labels[row.run_ids[0]]
 
 
 def _rank(editors: Sequence[Row], column: Column) -> None:
@@ -257,9 +254,9 @@ def _compare(references: Sequence[Row], editors: Sequence[Row], column: Column, 
     unedited = [row for row in references if _is_testable(row, column.key)]
     best = [row for row in tested if row.cells[column.key].rank == 1]
     # An unedited model that answers under other options is another one.
-    by_options = {row.key.answer_options: row for row in reversed(unedited)}
+    by_options = {row.key["answer_options"]: row for row in reversed(unedited)}
     if unedited:
-        own = [by_options.get(row.key.answer_options) for row in tested]
+        own = [by_options.get(row.key["answer_options"]) for row in tested]
         pairs = zip(tested, own, strict=True)
         results = significance.corrected([_test(row, one, column.key, resamples) for row, one in pairs])
         for row, result in zip(tested, results, strict=True):

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pandas as pd
 
+from edit_hooks.run_options import RUN_OPTIONS
 from edit_hooks.utils.errors import EditingError, near_misses
+from lm_eval_tasks.report.run_options import options_of
 
+LISTED_IN = {"edits": "edit_options", "answers": "answer_options"}  # columns of options without a column of their own
+LISTED = {one.name: one for one in RUN_OPTIONS if not one.column and one.changes in LISTED_IN}
+SAMPLE_FILE = ("file", "task")  # columns that name the samples of a result
+MATRIX = (*SAMPLE_FILE, "metric", "filter")  # columns that name the matrix of a result
 MAX_NAMED = 12  # values that an error lists
 
 
@@ -29,19 +35,15 @@ def read_conditions(conditions: Sequence[str]) -> dict[str, list[str]]:
 def filter_rows(results: pd.DataFrame, conditions: Sequence[str]) -> pd.DataFrame:
     """The rows that satisfy all conditions ``FIELD=VALUE[,VALUE]`` (``--only``).
 
-    Conditions on one field are alternatives. A text is a value of the field or, if no row has it, several between
-    commas; an empty text is the value of rows that have none.
+    A field is a column, or an option of runs without a column of its own, as ``edit_context``; one that a run was not
+    given has its default. Conditions on one field are alternatives. A text is a value of the field or, if no row has
+    it, several between commas; an empty text is the value of rows that have none.
 
     Raises:
         EditingError: for texts of another form, unknown fields, and when no row is left.
     """
     for name, given in read_conditions(conditions).items():
-        if name not in results.columns:
-            raise EditingError(
-                f"--only {name}: results have no such field.{near_misses(name, results.columns)} Accepted: "
-                f"{', '.join(results.columns)}."
-            )
-        texts = results[name].map(text_of)
+        texts = _texts(results, name)
         known = set(texts)
         accepted = {value for text in given for value in ([text] if text in known else text.split(","))}
         if not accepted & known:
@@ -51,6 +53,30 @@ def filter_rows(results: pd.DataFrame, conditions: Sequence[str]) -> pd.DataFram
             raise EditingError(f"--only {name}={','.join(given)} leaves no result; {name} is one of: {found}.{near}")
         results = results[texts.isin(accepted)]
     return results
+
+
+def places_of(rows: pd.DataFrame, columns: Sequence[str]) -> set[tuple[str, ...]]:
+    """The values of the rows in some columns."""
+    return set(zip(*(rows[column] for column in columns), strict=True))
+
+
+def rows_at(rows: pd.DataFrame, columns: Sequence[str], places: Collection[tuple[str, ...]]) -> pd.DataFrame:
+    """The rows that have one of the places in these columns."""
+    found = [place in places for place in zip(*(rows[column] for column in columns), strict=True)]
+    return rows[pd.Series(found, index=rows.index, dtype=bool)]
+
+
+def _texts(results: pd.DataFrame, name: str) -> pd.Series[str]:
+    """The values of a field, which is a column or an option of runs that has none."""
+    if name in results.columns:
+        return results[name].map(text_of)
+    if (option := LISTED.get(name)) is None:
+        known = [*results.columns, *LISTED]
+        raise EditingError(
+            f"--only {name}: results have no such field.{near_misses(name, known)} Accepted: {', '.join(known)}."
+        )
+    default = text_of(option.default)
+    return results[LISTED_IN[option.changes]].map(lambda text: options_of(text_of(text)).get(name, default))
 
 
 def is_missing(value: object) -> bool:

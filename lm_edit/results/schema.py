@@ -6,6 +6,8 @@ one is added.
 
 from __future__ import annotations
 
+from edit_hooks.run_options import RUN_OPTIONS
+
 SCHEMA_VERSION = "1.7"
 
 TEXT, WHOLE, REAL, FLAG, MAPPING, VALUE = "text", "whole number", "number", "true or false", "mapping", "any"
@@ -35,17 +37,6 @@ _COUNTS = {
     "zeroed": (REAL, "number of those without a usable answer: the failures that or_0 counts as 0"),
 }
 
-# Columns in which results have to agree to be compared, with their names in messages.
-SAME_COLUMN = {
-    "task_version": "task version",
-    "data": "data source",
-    "data_revision": "data revision",
-    "data_hash": "hash of the data",
-    "population": "population",
-    "judge": "judge",
-    "protocol": "protocol",
-}
-
 RESULT_COLUMNS: dict[str, tuple[str, str]] = {
     **_RUN,
     "file": (TEXT, "path of the result file"),
@@ -63,9 +54,11 @@ RESULT_COLUMNS: dict[str, tuple[str, str]] = {
     "settings_origin": (TEXT, '"shipped" for the model, "given" by the user, "untuned" (guesses), or "" if unknown'),
     "guesses": (VALUE, "list of the settings that were not tuned for this model"),
     "context_editor": (FLAG, "the editor acts through the prompt"),
-    "num_edits": (REAL, "number of edited cases of a batch or stream"),
-    "edit_batch_size": (REAL, "cases per step of a stream"),
-    "group_size": (REAL, "cases per group of a batch"),
+    **{
+        option.column: (TEXT if option.is_text else REAL, option.column_help)
+        for option in RUN_OPTIONS
+        if option.column_help
+    },
     "edits": (TEXT, 'benchmark and data of the edits of a batch or stream, as in qaedit (hub); "" if not given'),
     "edits_hash": (TEXT, 'digest of these edits, in their order (12 digits); "" without them, or if not recorded'),
     "icl": (TEXT, "in-context baseline added to the questions; no: none"),

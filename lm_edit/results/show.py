@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from edit_hooks.utils.errors import EditingError, near_misses
+from lm_edit.results.comparing import SAME_CASES, SAME_SCORE, differences, run_labels, shared_facts
 from lm_edit.results.filters import filter_rows
 from lm_edit.results.runs import Paths
-from lm_edit.results.schema import SAME_COLUMN
 from lm_edit.results.statistics.intervals import Interval
 from lm_edit.results.statistics.of_rows import describe_intervals, interval_of
 from lm_edit.results.tables import load_results
-from lm_eval_tasks.report.model_parts import differing_parts
 
 PLACE = ["task", "metric", "stage", "filter"]
-CONDITIONS = SAME_COLUMN | {"limit": "--limit", "samples": "choice of --samples"}
+CONDITIONS = SAME_SCORE | SAME_CASES
 MAX_NAMED = 3  # rows that a note names
-# Columns that distinguish runs with the same heading, in the order in which they are tried.
-DISTINCTIONS = (
-    "model", "model_parts", "editor", "settings", "limit", "samples", "seed", "edit_batch_size", "group_size",
-    "edit_options", "answer_options", "run",
-)  # fmt: skip
 
 
 class Comparison(NamedTuple):
@@ -33,7 +27,7 @@ class Comparison(NamedTuple):
 
     Attributes:
         rows: the header first.
-        notes: sentences about the intervals, and about the rows whose columns cannot be compared.
+        notes: sentences about facts that the runs share, the intervals, and rows whose columns cannot be compared.
     """
 
     rows: list[list[str]]
@@ -43,10 +37,9 @@ class Comparison(NamedTuple):
 def comparison(paths: Paths, metrics: Sequence[str] = (), only: Sequence[str] = ()) -> Comparison:
     """One table of several runs.
 
-    A column heading is editor (its label if it has one), mode, number of edits and data, with the settings where runs
-    would share it. A cell is the value, its 95% interval (after ``~`` that of the normal approximation), and in
-    parentheses the number of scored cases, of excluded ones, of failures with the value if they count as 0, and of
-    cases that are unscored for another reason.
+    A column heading is the label of its run. A cell is the value, its 95% interval (after ``~`` that of the normal
+    approximation), and in parentheses the number of scored cases, of excluded ones, of failures with the value if they
+    count as 0, and of cases that are unscored for another reason.
 
     Args:
         metrics: only these, in this order, each with or without its stage (``efficacy_prob@immediate``).
@@ -60,10 +53,9 @@ def comparison(paths: Paths, metrics: Sequence[str] = (), only: Sequence[str] = 
     if frame.empty:
         raise EditingError("these runs have no results: their tasks report no metric.")
     _refuse_two_results(frame)
-    runs = {run: rows.iloc[0] for run, rows in frame.groupby("run", sort=False)}
-    named = _headings(runs)
+    labels = run_labels(frame)
     several = {task for task, rows in frame.groupby("task") if rows["filter"].nunique() > 1}
-    table = [["task", "metric", *named.values()]]
+    table = [["task", "metric", *labels.values()]]
     rows = frame.to_dict("records")
     estimates = [interval_of(row) for row in rows]
     cells = {
@@ -76,9 +68,10 @@ def comparison(paths: Paths, metrics: Sequence[str] = (), only: Sequence[str] = 
     for _, row in order.iterrows():
         name = row["shown"] + (f" ({row['filter']})" if row["task"] in several else "")
         place = tuple(row[name] for name in PLACE)
-        table.append([row["task"], name, *(cells.get((run, *place), "") for run in runs)])
+        table.append([row["task"], name, *(cells.get((run, *place), "") for run in labels)])
     intervals = describe_intervals(estimates)
-    return Comparison(table, [*([f"{intervals}."] if intervals else []), *_differences(frame, named)])
+    notes = [shared_facts(frame), f"{intervals}." if intervals else "", *_notes(frame, labels)]
+    return Comparison(table, [note for note in notes if note])
 
 
 def transposed(table: Comparison) -> Comparison:
@@ -99,22 +92,22 @@ def edits_comparison(paths: Paths, only: Sequence[str] = ()) -> Comparison:
     """
     frame = filter_rows(load_results(paths), only)
     _refuse_two_results(frame)
-    runs = {run: rows.iloc[0] for run, rows in frame.groupby("run", sort=False)}
+    labels = run_labels(frame)
     entries: dict[str, dict[str, list[str]]] = {}  # task -> name of an entry -> its value in each run
     for task, rows in frame.groupby("task", sort=False):
         summaries = {row["run"]: row["edit"] for _, row in rows.iterrows() if row["edit"]}
         names = dict.fromkeys(name for summary in summaries.values() for name in summary)
-        entries[task] = {name: [_entry(summaries.get(run, {}).get(name)) for run in runs] for name in names}
+        entries[task] = {name: [_entry(summaries.get(run, {}).get(name)) for run in labels] for name in names}
     if not any(entries.values()):
         raise EditingError("these runs have no edits; they are of unedited models, or of lm-eval's own tasks.")
-    table = [["task", "edits", *_headings(runs).values()]]
+    table = [["task", "edits", *labels.values()]]
     shared: dict[str, list[str]] = {}
     for task, values in entries.items():
         shared.setdefault(json.dumps(values), []).append(task)
     for tasks in shared.values():
         for name, cells in entries[tasks[0]].items():
             table.append([", ".join(tasks), name, *cells])
-    return Comparison(table, [])
+    return Comparison(table, list(filter(None, [shared_facts(frame)])))
 
 
 def _entry(value: object) -> str:
@@ -153,52 +146,15 @@ def _refuse_two_results(frame: pd.DataFrame) -> None:
     )
 
 
-def _differences(frame: pd.DataFrame, named: dict[str, str]) -> Iterator[str]:
-    """Sentences about the rows whose runs differ in one of :data:`CONDITIONS`, one for each way in which they do."""
-    rows_of: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}
-    for (task, metric, *_), rows in frame.groupby(PLACE, sort=False):
-        for name in CONDITIONS:
-            values = {run: _text(value) for run, value in zip(rows["run"], rows[name], strict=True)}
-            if len(set(values.values())) > 1:
-                rows_of.setdefault((name, tuple(values.items())), []).append(f"{task}, {metric}")
-    for (name, of_runs), places in rows_of.items():
-        more = f" and {len(places) - MAX_NAMED} more" if len(places) > MAX_NAMED else ""
-        runs = "; ".join(f"{named[run]}: {value}" for run, value in of_runs)
-        yield f"Not comparable ({'; '.join(places[:MAX_NAMED])}{more}): another {CONDITIONS[name]}. {runs}"
-
-
-def _text(value: Any) -> str:
-    return "none" if value in ("", None) or value != value else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _headings(runs: dict[str, Any]) -> dict[str, str]:
-    """Run -> heading; runs with equal ones are distinguished by :data:`DISTINCTIONS`."""
-    parts = differing_parts(row["model_parts"] for row in runs.values())
-
-    def heading(row: Any, *more: str) -> str:
-        size = f", {row['num_edits']:g} edits" if not math.isnan(row["num_edits"]) else ""
-        mode = f", {row['mode']}" if row["mode"] not in ("", "none") else ""
-        context = f", icl={row['icl']}" if row["icl"] != "no" else ""
-        data = f" ({row['data']})" if row["data"] else ""
-        further = (parts[row[name]] if name == "model_parts" else _distinction(row, name) for name in more)
-        editor = row["editor_label"] or row["editor"]
-        return editor + mode + size + context + "".join(f", {text}" for text in further if text) + data
-
-    more: list[str] = []
-    named = {run: heading(row) for run, row in runs.items()}
-    for name in DISTINCTIONS:
-        longer = {run: heading(row, *more, name) for run, row in runs.items()}
-        if len(set(longer.values())) > len(set(named.values())):
-            more, named = [*more, name], longer
-    return named
-
-
-def _distinction(row: Any, name: str) -> str:
-    if name in ("settings", "editor", "model", "edit_options", "answer_options", "run"):
-        return row[name] or f"no {name.replace('_', ' ')}"
-    if name == "samples":
-        return f"--samples {row[name]}" if row[name] else "no --samples"
-    return f"{name} {'none' if math.isnan(row[name]) else format(row[name], 'g')}"
+def _notes(frame: pd.DataFrame, labels: Mapping[str, str]) -> Iterator[str]:
+    """Sentences about the metrics whose runs differ in one of :data:`CONDITIONS`, one for each way in which they do."""
+    places: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}
+    for found in differences(frame, PLACE, CONDITIONS):
+        places.setdefault((found.condition, found.values), []).append(", ".join(found.place[:2]))
+    for (name, of_runs), names in places.items():
+        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+        runs = "; ".join(f"{labels[run]}: {value or 'none'}" for run, value in of_runs)
+        yield f"Not comparable ({'; '.join(names[:MAX_NAMED])}{more}): another {CONDITIONS[name]}. {runs}"
 
 
 def _cell(row: Any, interval: Interval | None) -> str:

@@ -205,6 +205,7 @@ def result_rows(file: ResultFile) -> Iterator[dict[str, Any]]:
 def _result_rows(file: ResultFile) -> Iterator[dict[str, Any]]:
     facts = file.facts
     of_run = {name: value for name, value in vars(facts).items() if name in RESULT_COLUMNS and name != "data"}
+    of_run |= facts.recorded
     of_run |= {"run_name": facts.name, "file": str(file.path), "date": file.date, "guesses": list(facts.guesses)}
     for task, saved in file.tasks.items():
         about = TaskFacts(file, task)

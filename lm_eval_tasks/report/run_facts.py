@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import Any, Protocol
 
 from edit_hooks.assets.demo_name import DEMO_NAME
+from edit_hooks.run_options import RUN_OPTIONS
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.readable import readable
 from lm_eval_tasks.report.editor_settings import as_given
@@ -37,8 +38,16 @@ from lm_eval_tasks.report.run_options import (
 UNEDITED = "unedited"
 UNTUNED = "untuned"
 RUN_DIGITS, SETTINGS_DIGITS = 12, 8
+NAMED_FIRST = ("editor", "mode", "edits", "num_edits", "edit_batch_size")
 MAX_PART = 60  # characters of one part of a name; file systems allow 255 in all
 
+# Options of edits whose columns say all about them, beside those that begin the name of a run.
+AT_DEFAULT = {option.name: option.at_default for option in RUN_OPTIONS}
+IN_NAMES = [
+    option.name
+    for option in RUN_OPTIONS
+    if option.changes == "edits" and option.column == option.name and option.name not in NAMED_FIRST
+]
 # Arguments of a stock model class that change no answer.
 NOT_IDENTITY = ("device", "batch_size", "max_batch_size", "parallelize", "trust_remote_code")
 
@@ -65,6 +74,7 @@ class RunFacts:
             those of a post-processed editor, 8 hexadecimal digits; "" without an editor.
         settings_origin: ``shipped``, ``given``, ``untuned`` (see ``guesses``), or "" if unknown.
         context_editor: the editor acts through the prompt.
+        recorded: column -> recorded value of the options whose columns hold it, as ``num_edits``.
         edits: benchmark of a batch's or stream's edits and their data, as in ``qaedit (hub)``; "" for the tasks' own.
         edits_hash: digest of these edits in their order, 12 hexadecimal digits; "" if not recorded.
         edit_options: options of the edits that are not at their default and have no field here, as in
@@ -85,9 +95,7 @@ class RunFacts:
     guesses: tuple[str, ...]
     context_editor: bool
     data: str
-    num_edits: int | None
-    edit_batch_size: int | None
-    group_size: int | None
+    recorded: Mapping[str, Any]
     edits: str
     edits_hash: str
     icl: str
@@ -140,9 +148,7 @@ def run_facts(results: Mapping[str, Any]) -> RunFacts:
         guesses=tuple(origin.get("guesses") or ())
         + (("layers by depth",) if origin.get("layers") == "by depth" else ()),
         context_editor="context" in (editing.get("editor_writes") or ()),
-        num_edits=editing.get("num_edits"),
-        edit_batch_size=editing.get("edit_batch_size"),
-        group_size=editing.get("group_size"),
+        recorded={one.column: editing.get(one.name) for one in RUN_OPTIONS if one.column_help},
         edits=_edits(editing),
         edits_hash=str(editing.get("edits_digest") or "")[:DIGEST_DIGITS],
         icl=str(editing.get("icl") or "no"),
@@ -244,14 +250,20 @@ def _edits(editing: Mapping[str, Any]) -> str:
 
 
 def _name(facts: Mapping[str, str], editing: Mapping[str, Any], seed: int | None) -> str:
-    size = editing.get("num_edits")
-    step = editing.get("edit_batch_size")
-    mode = facts["mode"] + (f"-{size}" if size else "") + (f"by{step}" if step and step != 1 else "")
-    mode += f"-icl={editing['icl']}" if editing.get("icl", "no") != "no" else ""
-    mode += f"-seed={seed}" if seed else ""
     model = "gemma-3-270m-demo" if facts["model"] == DEMO_NAME else facts["model"]
-    parts = [facts["editor"], "" if facts["mode"] == "none" else mode, facts["settings"], facts["data"], model]
+    mode = "" if facts["mode"] == "none" else _mode_name(facts["mode"], editing, seed)
+    parts = [facts["editor"], mode, facts["settings"], facts["data"], model]
     return "__".join(text for part in parts if (text := slug(part)))
+
+
+def _mode_name(mode: str, editing: Mapping[str, Any], seed: int | None) -> str:
+    """Mode, number of edits, size of steps, and the other options of the edits that are not at their default."""
+    size, step = editing.get("num_edits"), editing.get("edit_batch_size")
+    name = mode + (f"-{size}" if size else "") + (f"by{step}" if step and step != 1 else "")
+    others = {option: editing[option] for option in IN_NAMES if editing.get(option) not in (None, *AT_DEFAULT[option])}
+    others |= {"seed": seed} if seed else {}
+    others |= portable(edit_options(editing))
+    return name + "".join(f"-{option}={value}" for option, value in by_value(others).items())
 
 
 def slug(text: str) -> str:

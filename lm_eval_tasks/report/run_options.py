@@ -215,6 +215,12 @@ def options_text(options: Mapping[str, Any]) -> str:
     return "; ".join(f"{name}={_text(value)}" for name, value in by_value(portable(dict(options))).items())
 
 
+def options_of(text: str) -> dict[str, str]:
+    """The options of a text of :func:`options_text`."""
+    pairs = (pair.partition("=") for pair in text.split("; ") if "=" in pair)
+    return {name: value for name, _, value in pairs}
+
+
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
 

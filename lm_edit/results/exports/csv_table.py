@@ -10,9 +10,11 @@ import pandas as pd
 from edit_hooks.utils.files import write_atomically
 from edit_hooks.utils.json_io import json_text
 from lm_edit.results.exports.options import Exported, ExportOptions
+from lm_edit.results.filters import SAMPLE_FILE, filter_rows, places_of, rows_at
 from lm_edit.results.runs import Paths
 from lm_edit.results.tables import load_cases, load_results
 
+OF_CASES = (*SAMPLE_FILE, "metric", "stage", "filter")
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -21,14 +23,17 @@ def export_csv(paths: Paths, out: Path, options: ExportOptions) -> Exported:
 
     Mappings and lists are JSON texts. A text that spreadsheet programs would run as a formula is preceded by ``'``.
     """
-    results, cases = load_results(paths), load_cases(paths, require_samples=False)
+    results, cases = filter_rows(load_results(paths), options.only), load_cases(paths, require_samples=False)
+    if options.only:
+        cases = rows_at(cases, OF_CASES, places_of(results, OF_CASES))
     exported = Exported()
     out.mkdir(parents=True, exist_ok=True)
     for name, frame in (("results.csv", results), ("cases.csv", cases)):
         if not frame.empty:
             write_atomically(out / name, _csv(frame))
             exported.files.append(out / name)
-    for _ in cases.attrs["without_samples"]:
+    places = places_of(results, SAMPLE_FILE)
+    for _ in [one for one in cases.attrs["without_samples"] if (one["file"], one["task"]) in places]:
         exported.leave_out("no samples beside the result file: no rows in cases.csv")
     return exported
 

@@ -21,6 +21,7 @@ from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.json_io import json_text
 from lm_edit.results.exports.every_eval_instances import Instances
 from lm_edit.results.exports.options import Exported, ExportOptions
+from lm_edit.results.filters import filter_rows
 from lm_edit.results.runs import Paths, ResultFile
 from lm_edit.results.tables import current_results, load_results
 from lm_edit.results.task_facts import TaskFacts
@@ -42,7 +43,7 @@ def export_every_eval_ever(paths: Paths, out: Path, options: ExportOptions) -> E
     exported = Exported()
     instances = Instances()
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in load_results(paths).to_dict("records"):
+    for row in filter_rows(load_results(paths), options.only).to_dict("records"):
         if not math.isfinite(row["value"]):
             exported.leave_out("unscored" if math.isnan(row["value"]) else "infinite")
             continue

@@ -17,6 +17,7 @@ import yaml
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import write_atomically
 from lm_edit.results.exports.options import Exported, ExportOptions
+from lm_edit.results.filters import filter_rows
 from lm_edit.results.runs import Paths
 from lm_edit.results.tables import current_results, load_results
 from lm_edit.results.task_facts import TaskFacts
@@ -49,7 +50,7 @@ def export_hugging_face(paths: Paths, out: Path, options: ExportOptions) -> Expo
     exported = Exported()
     entries: dict[tuple[str, str], list[Any]] = defaultdict(list)
     owners: dict[tuple[str, str, str], dict[str, Any]] = {}
-    results = load_results(paths)
+    results = filter_rows(load_results(paths), options.only)
     runs_of = results.groupby("run_name")["run"].nunique()
     filters_of = results.groupby(["run", "task", "metric"])["filter"].nunique()
     for row in results.to_dict("records"):

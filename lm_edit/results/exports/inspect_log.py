@@ -11,8 +11,9 @@ from edit_hooks.request import prompt_of
 from edit_hooks.utils.errors import EditingError
 from lm_edit.results.documents import CaseDocument, Question, SavedResponse, task_documents
 from lm_edit.results.exports.options import Exported, ExportOptions
+from lm_edit.results.filters import SAMPLE_FILE, filter_rows, places_of
 from lm_edit.results.runs import Paths, ResultFile
-from lm_edit.results.tables import current_tasks, result_rows
+from lm_edit.results.tables import current_tasks, load_results, result_rows
 from lm_eval_tasks.common.scoring.columns import is_number
 from lm_eval_tasks.report.run_facts import slug
 
@@ -33,7 +34,10 @@ def export_inspect(paths: Paths, out: Path, options: ExportOptions) -> Exported:
     except ImportError:
         raise EditingError(f'export to inspect needs its package: pip install "lm-eval-editing[{EXTRA}]".') from None
     exported = Exported()
+    wanted = places_of(filter_rows(load_results(paths), options.only), SAMPLE_FILE) if options.only else None
     for file, task in current_tasks(paths):
+        if wanted is not None and (str(file.path), task) not in wanted:
+            continue
         if file.sample_file(task) is None:
             exported.leave_out("no samples beside the result file: a log without cases")
         folder = out / file.facts.name

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """Facts that result files do not have.
+    """Which results are exported, and facts that result files do not have.
 
     Attributes:
+        only: conditions ``field=value``, see :func:`lm_edit.results.filters.filter_rows`.
         organization: who ran the evaluations, for every-eval-ever.
         developer: who made the models whose names do not say so, for every-eval-ever.
         source_url: where the results are published, for Hugging Face.
     """
 
+    only: Sequence[str] = ()
     organization: str = "unknown"
     developer: str | None = None
     source_url: str | None = None

@@ -24,16 +24,18 @@ def test_show_compares_runs(tmp_path: Path, capsys: Any) -> None:
     write_run(tmp_path / "memit", results=failed, editor="memit", mode="sequential", num_edits=48)
     write_run(tmp_path / "stock", stock=True)
     assert run_verb(["results", "show", *(str(tmp_path / name) for name in ("none", "memit", "stock"))]) == 0
-    header, line, *rows = cells(printed_lines(capsys))
+    lines = printed_lines(capsys)
+    assert "All runs: model org/tiny; data bake_qa.jsonl; edits: sequential, 48 edits." in lines
+    header, line, *rows = cells(lines)
     assert header[:2] == ["task", "metric"] and line == ["---"] * 5
     assert set(header[2:]) == {
-        "unedited (bake_qa.jsonl)",
-        "memit, sequential, 48 edits (bake_qa.jsonl)",
-        "hf (bake_qa.jsonl)",
+        "unedited",
+        "memit",
+        "hf",
     }
     row = dict(zip(header, next(row for row in rows if row[1] == "efficacy_prob"), strict=True))
-    assert row["memit, sequential, 48 edits (bake_qa.jsonl)"].endswith("(2, 2 failed, 0.250 with them as 0)")
-    assert row["unedited (bake_qa.jsonl)"].endswith("(4)") and " to " in row["unedited (bake_qa.jsonl)"]
+    assert row["memit"].endswith("(2, 2 failed, 0.250 with them as 0)")
+    assert row["unedited"].endswith("(4)") and " to " in row["unedited"]
     assert not [row for row in rows if row[1].endswith(("_or_0", "_n", "_failed", "_zeroed"))]
 
 
@@ -66,7 +68,7 @@ def test_show_tells_runs_apart_by_what_differs(tmp_path: Path, capsys: Any) -> N
         write_run(tmp_path / str(seed), seed=seed)
     assert run_verb(["results", "show", str(tmp_path)]) == 0
     header = cells(printed_lines(capsys))[0][2:]
-    assert header == ["r_rome, single, seed 0 (bake_qa.jsonl)", "r_rome, single, seed 1 (bake_qa.jsonl)"]
+    assert header == ["r_rome (seed 0)", "r_rome (seed 1)"]
 
 
 def test_show_names_editors_as_the_plan_does(tmp_path: Path, capsys: Any) -> None:
@@ -74,10 +76,10 @@ def test_show_names_editors_as_the_plan_does(tmp_path: Path, capsys: Any) -> Non
     write_run(tmp_path / "b", editor="r_rome", editor_label="mine")
     write_run(tmp_path / "c", editor="ft_m", editor_label="small steps")
     assert run_verb(["results", "show", str(tmp_path)]) == 0
-    mine = ["mine, single, my_editor (bake_qa.jsonl)", "mine, single, r_rome (bake_qa.jsonl)"]
+    mine = ["mine (my_editor)", "mine (r_rome)"]
     assert cells(printed_lines(capsys))[0][2:4] == mine
     assert run_verb(["results", "show", str(tmp_path / "c")]) == 0
-    assert cells(printed_lines(capsys))[0][2:] == ["small steps, single (bake_qa.jsonl)"]
+    assert cells(printed_lines(capsys))[0][2:] == ["small steps"]
 
 
 def test_show_compares_the_edits_of_runs(tmp_path: Path, capsys: Any) -> None:
@@ -95,7 +97,7 @@ def test_show_compares_the_edits_of_runs(tmp_path: Path, capsys: Any) -> None:
     paths = [str(tmp_path / name) for name in ("memit", "ft_m")]
     assert run_verb(["results", "show", *paths, "--edits"]) == 0
     assert cells(printed_lines(capsys)) == [
-        ["task", "edits", "memit, single (bake_qa.jsonl)", "ft_m, single (bake_qa.jsonl)"],
+        ["task", "edits", "memit", "ft_m"],
         ["---"] * 4,
         ["bake_es, bake_gs", "edits", "4", "4"],
         ["bake_es, bake_gs", "failed", "0", "0"],
@@ -105,7 +107,7 @@ def test_show_compares_the_edits_of_runs(tmp_path: Path, capsys: Any) -> None:
     change(next((tmp_path / "none").rglob("*.json")), lambda it: it["results"]["bake_es"].update({"edit,none": "{}"}))
     assert run_verb(["results", "show", str(tmp_path / "none"), *paths, "--edits"]) == 0
     rows = cells(printed_lines(capsys))
-    assert rows[0][2] == "unedited (bake_qa.jsonl)" and {row[2] for row in rows[2:]} == {""}
+    assert rows[0][2] == "unedited" and {row[2] for row in rows[2:]} == {""}
     assert run_verb(["results", "show", str(tmp_path / "none"), "--edits"]) == 2
     assert "these runs have no edits" in capsys.readouterr().err
     assert run_verb(["results", "show", *paths, "--edits", "--metrics", "efficacy_prob"]) == 2
@@ -134,7 +136,7 @@ def test_show_names_rows_whose_runs_cannot_be_compared(tmp_path: Path, capsys: A
     assert run_verb(["results", "show", str(tmp_path), "--metrics", "efficacy_prob", "efficacy_match"]) == 0
     (note,) = [line for line in printed_lines(capsys) if "Not comparable" in line]
     assert note.startswith("Not comparable (bake_es, efficacy_prob; bake_es, efficacy_match): another task version.")
-    assert "editor_c, single (bake_qa.jsonl): \\<9\\>" in note and "editor_b, single" in note
+    assert "editor_c: \\<9\\>" in note and "editor_b: 1.1" in note
 
 
 def test_check_prints_problems_and_sets_the_exit_code(tmp_path: Path, capsys: Any) -> None:

@@ -222,7 +222,7 @@ class TestWeights:
         assert "No run of the unedited model" in chart.caption[0]
         why = "without a run that differs in alpha alone or in beta alone"
         assert chart.sentences[1:] == [
-            f"Not drawn, {why}: bird (single, settings 0.5-7.0), rome.", "Unscored: beta = 1.5 at 0.001.",
+            f"Not drawn, {why}: bird (tiny, single, settings 0.5-7.0), rome.", "Unscored: beta = 1.5 at 0.001.",
         ]  # fmt: skip
 
     def test_the_unedited_value_is_that_of_the_same_model(self):

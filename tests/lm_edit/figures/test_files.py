@@ -20,7 +20,7 @@ from lm_edit.figures.look import number, shown, text_on
 from lm_edit.figures.needs import Options
 from lm_edit.figures.output import write_figure
 from lm_edit.figures.registry import all_figures
-from lm_edit.figures.select import run_labels
+from lm_edit.figures.select import edited_labels
 from lm_edit.figures.tables import Table, as_csv, as_markdown
 from lm_eval_tasks.common.records.benchmark import find_benchmark
 
@@ -116,14 +116,14 @@ def test_labels_name_what_differs():
         row("rome", "t", "m", 1.0), row("rome", "t", "m", 1.0, settings="ffff0000"),
         row("memit", "t", "m", 1.0, mode="sequential", num_edits=100.0), row("unedited", "t", "m", 1.0),
     ]  # fmt: skip
-    assert list(run_labels(frame(*runs)).values()) == [
+    assert list(edited_labels(frame(*runs)).values()) == [
         "memit (sequential, 100 edits)", "rome (single, settings 0000aaaa)", "rome (single, settings ffff0000)",
     ]  # fmt: skip
 
 
 def test_labels_are_the_names_of_the_plan():
     runs = [row("rome", "t", "m", 1.0, editor_label="ROME (tuned)"), row("memit", "t", "m", 1.0, editor_label="")]
-    assert list(run_labels(frame(*runs)).values()) == ["ROME (tuned)", "memit"]
+    assert list(edited_labels(frame(*runs)).values()) == ["ROME (tuned)", "memit"]
 
 
 def test_numbers_and_inks():

@@ -104,7 +104,7 @@ class TestGraph:
         )
         names = Inputs(["x"]).run_names()
         assert sorted(names.values()) == [
-            "memit (settings aaaa), tiny", "memit (settings bbbb), tiny", "unedited, tiny"
+            "memit (tiny, settings aaaa)", "memit (tiny, settings bbbb)", "unedited (tiny)"
         ]  # fmt: skip
 
     def test_one_title_is_not_put_over_two_edits(self):

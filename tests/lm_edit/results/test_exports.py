@@ -227,7 +227,9 @@ def test_hugging_face_reads_its_entries(tmp_path: Path) -> None:
 
 
 def test_hugging_face_keeps_runs_of_one_name_and_filters_of_one_metric_apart(tmp_path: Path) -> None:
-    paths = [write_run(tmp_path / name, answer=answer) for name, answer in (("a", "auto"), ("b", "patch"))]
+    paths = [
+        write_run(tmp_path / name, model_identity={"weights": part * 32}) for name, part in (("a", "ab"), ("b", "cd"))
+    ]
 
     def with_second_filter(content: dict[str, Any]) -> None:
         to_hub(content)
