@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from judges.base import CORRECT, INCORRECT, LABELS, CoverageError, Item, Judge, Judged, Report, Verdict
+from judges.base import CORRECT, INCORRECT, LABELS, CoverageError, Item, Judge, Judgment, Report, Verdict
 from judges.match import alias_match, any_exact_match, contains, exact_match, match_ratio, normalize
 
 __all__ = [
@@ -12,7 +12,7 @@ __all__ = [
     "CoverageError",
     "Item",
     "Judge",
-    "Judged",
+    "Judgment",
     "Report",
     "Verdict",
     "alias_match",

@@ -168,7 +168,7 @@ def what_is_kept(is_stored: bool, store: str) -> str:
 
 
 @readable
-class Judged(NamedTuple):
+class Judgment(NamedTuple):
     """Verdicts in the order of the items, and the report."""
 
     verdicts: list[Verdict]
@@ -180,7 +180,7 @@ class Judge(Protocol):
 
     name: str
 
-    def judge(self, items: Sequence[Item]) -> Judged:
+    def judge(self, items: Sequence[Item]) -> Judgment:
         """Return one verdict per item, in order."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from judges.base import CORRECT, INCORRECT, Item, Judged, Report, Verdict
+from judges.base import CORRECT, INCORRECT, Item, Judgment, Report, Verdict
 from judges.match import alias_match, any_exact_match, contains, match_ratio
 
 # name -> whether the item's answer is correct. ``contains`` and ``match_ratio`` are defined for one text: no aliases.
@@ -22,10 +22,10 @@ class StringJudge:
     def __init__(self, name: str) -> None:
         self.name, self.rule = name, RULES[name]
 
-    def judge(self, items: Sequence[Item]) -> Judged:
+    def judge(self, items: Sequence[Item]) -> Judgment:
         """Return one verdict per item, in order."""
         verdicts = [
             Verdict(label=CORRECT if self.rule(item) else INCORRECT, judge=self.name, answer=item.answer)
             for item in items
         ]
-        return Judged(verdicts, Report(judge=self.name, num_items=len(items), num_scored=len(items)))
+        return Judgment(verdicts, Report(judge=self.name, num_items=len(items), num_scored=len(items)))

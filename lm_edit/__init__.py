@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edit_hooks.utils.public_names import lazy_names
 
 if TYPE_CHECKING:
-    from lm_edit.results.documents import CaseDocument, Question, SavedResponse, load_documents
+    from lm_edit.results.documents import CaseDocument, SavedQuestion, SavedResponse, load_documents
     from lm_edit.results.matrices import load_breakdown, load_retention
     from lm_edit.results.schema import SCHEMA_VERSION
     from lm_edit.results.tables import load_cases, load_results
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "SCHEMA_VERSION": "results.schema",
     "CaseDocument": "results.documents",
-    "Question": "results.documents",
+    "SavedQuestion": "results.documents",
     "SavedResponse": "results.documents",
     "load_breakdown": "results.matrices",
     "load_cases": "results.tables",
@@ -30,7 +30,7 @@ _HOMES = {
 __all__ = [
     "SCHEMA_VERSION",
     "CaseDocument",
-    "Question",
+    "SavedQuestion",
     "SavedResponse",
     "load_breakdown",
     "load_cases",

@@ -42,7 +42,7 @@ class SavedEdit(NamedTuple):
     writes: tuple[str, ...] = ("weights",)
 
 
-class Exported(NamedTuple):
+class EditExport(NamedTuple):
     """An exported edit.
 
     Attributes:
@@ -137,7 +137,7 @@ def make_edits(
 
 def export_edits(
     paths: Sequence[str | Path], out: str | Path, file_format: str, model_options: Mapping[str, object]
-) -> Exported:
+) -> EditExport:
     """Write the sum of saved edits as a LoRA adapter or as the checkpoint of the edited model.
 
     Args:
@@ -163,10 +163,10 @@ def export_edits(
     if file_format == "peft":
         revision = None if (given := model_options.get("revision")) is None else str(given)
         folder = export_peft(delta, out, base_model=None if lm.is_demo else str(lm.pretrained), revision=revision)
-        return Exported(folder, out, wrecked=wrecked)
+        return EditExport(folder, out, wrecked=wrecked)
     folder = export_merged(lm.model, lm.tokenizer, delta, out)
     loadable = paths[0] if len(paths) == 1 else stream_folder(paths)
-    return Exported(folder, loadable, delta.is_low_rank, wrecked)
+    return EditExport(folder, loadable, delta.is_low_rank, wrecked)
 
 
 def _formats_of(delta: Delta, *, is_quantized: bool) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ FORMAT = "lm-eval-editing/embeddings/1"
 EDIT = "edit"  # kind of the edit prompts as they are
 
 
-class Embedded(NamedTuple):
+class VectorFiles(NamedTuple):
     """A written file of vectors, its description, and how many prompts of each kind it has."""
 
     vectors: Path
@@ -51,7 +51,7 @@ def write_embeddings(
     num_prompts: int,
     edits: Sequence[str | Path] = (),
     model_options: Mapping[str, object],
-) -> Embedded:
+) -> VectorFiles:
     """Write the hidden states of a benchmark's prompts under the unedited and an edited model.
 
     ``out`` gets the tensor ``unedited`` [N, d], and ``edited`` [N, d] with ``edits``, in float32. A JSON file of the
@@ -104,7 +104,7 @@ def write_embeddings(
     }
     beside = description_path(out)
     write_atomically(beside, json_text(description, indent=1) + "\n")
-    return Embedded(out, beside, Counter(row["kind"] for row in rows), skipped)
+    return VectorFiles(out, beside, Counter(row["kind"] for row in rows), skipped)
 
 
 def description_path(vectors: Path) -> Path:

@@ -21,7 +21,7 @@ from edit_hooks.utils.json_io import JSON_SUFFIXES, read_rows
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.numbers import require_whole
 from lm_eval_tasks.common.records.benchmark import load_cases
-from lm_eval_tasks.common.records.cases import Case, LeftOut
+from lm_eval_tasks.common.records.cases import Case, OmittedRecord
 from lm_eval_tasks.common.records.fields import Fields
 from lm_eval_tasks.common.settings import SEPARATOR, Settings
 from lm_eval_tasks.zsre.benchmark import LOCALITY_PREFIX, counterfactual_answer
@@ -134,7 +134,7 @@ def _read_zsre(
         try:
             example = _parse_zsre(Fields(record, where))
             examples.append(replace(example, separator=separator) if example.separator is None else example)
-        except LeftOut as reason:
+        except OmittedRecord as reason:
             left_out[str(reason)] += 1
     report: dict[str, Any] = {"file": path.name, "sha256": sha256_of(path)}
     if left_out:
@@ -161,7 +161,7 @@ def _parse_zsre(fields: Fields) -> EditExample:
     """A record of MEND's zsRE files; subject and true answer are not needed here.
 
     Raises:
-        LeftOut: as the benchmark ``zsre``.
+        OmittedRecord: as the benchmark ``zsre``.
     """
     rephrase = fields.text_or_empty("rephrase") if fields.has("rephrase") else ""
     return EditExample(

@@ -12,7 +12,7 @@ from edit_hooks.request import EditRequest, describe_texts
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.files import names_file
 from lm_eval_tasks.common.records.benchmark import all_benchmarks, check_data, find_benchmark, load_own_file
-from lm_eval_tasks.common.records.dataset import Loaded
+from lm_eval_tasks.common.records.dataset import LoadedRecords
 from lm_eval_tasks.common.settings import BAD_RECORDS, Settings
 
 SKIP: Settings = {BAD_RECORDS.name: "skip"}
@@ -56,7 +56,7 @@ def validate(target: str, settings: Settings) -> Validation:
     )
 
 
-def _validated(loaded: Loaded[Any]) -> Validation:
+def _validated(loaded: LoadedRecords[Any]) -> Validation:
     problems = loaded.source.pop("skipped", {})
     requests = {f"case {case.request.case_id}": case.request for case in loaded.records}
     return Validation(loaded.source, len(loaded.records), problems, _find_repeated(requests))

@@ -12,7 +12,7 @@ from edit_hooks.utils.public_names import lazy_names
 
 if TYPE_CHECKING:
     from lm_eval_tasks.common.records.benchmark import Benchmark, all_benchmarks, load_edit_requests
-    from lm_eval_tasks.common.records.cases import Case, LeftOut, Question
+    from lm_eval_tasks.common.records.cases import Case, OmittedRecord, Question
     from lm_eval_tasks.common.records.dataset import Source
     from lm_eval_tasks.common.records.fields import Fields, source_id
     from lm_eval_tasks.common.records.published import HubFile, PublishedFile
@@ -27,7 +27,7 @@ _HOMES = {
     "EditingTask": "common.task.task",
     "Fields": "common.records.fields",
     "HubFile": "common.records.published",
-    "LeftOut": "common.records.cases",
+    "OmittedRecord": "common.records.cases",
     "PublishedFile": "common.records.published",
     "Question": "common.records.cases",
     "Setting": "common.settings",
@@ -46,7 +46,7 @@ __all__ = [
     "EditingTask",
     "Fields",
     "HubFile",
-    "LeftOut",
+    "OmittedRecord",
     "PublishedFile",
     "Question",
     "Setting",

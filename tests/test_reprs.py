@@ -30,9 +30,8 @@ from edit_hooks.training import LossTerms, NumberedExample, TrainingSettings
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.readable import MAX_CELL, MAX_LINE, MAX_ROWS, readable
 from judges import Item, Report, Verdict
-from judges.base import Judged
-from lm_edit import CaseDocument, SavedResponse
-from lm_edit import Question as SavedQuestion
+from judges.base import Judgment
+from lm_edit import CaseDocument, SavedQuestion, SavedResponse
 from lm_edit.leaderboard.table import build_board
 from lm_edit.results.runs import ResultFile
 from lm_eval_tasks import Case, HubFile, Question, Setting, all_benchmarks
@@ -91,7 +90,7 @@ EXAMPLES: dict[str, Callable[[], object]] = {
     "edit_hooks.training.NumberedExample": lambda: NumberedExample(REQUEST, 3),
     "edit_hooks.training.TrainingSettings": TrainingSettings,
     "judges.Item": lambda: Item(HOSTILE, HOSTILE, HOSTILE),
-    "judges.Judged": lambda: Judged([VERDICT] * 1000, Report(judge="j", num_items=9, num_scored=9)),
+    "judges.Judgment": lambda: Judgment([VERDICT] * 1000, Report(judge="j", num_items=9, num_scored=9)),
     "judges.Report": lambda: Report(judge=HOSTILE, num_items=9, num_scored=9, reasons={HOSTILE: 3}),
     "judges.Verdict": lambda: VERDICT,
     "lm_eval_tasks.Benchmark": lambda: all_benchmarks()["qaedit"],
@@ -101,7 +100,7 @@ EXAMPLES: dict[str, Callable[[], object]] = {
     "lm_eval_tasks.Setting": lambda: Setting("name", HOSTILE, HOSTILE, str),
     "lm_eval_tasks.Source": lambda: all_benchmarks()["bake"].source,
     "lm_edit.CaseDocument": lambda: DOCUMENT,
-    "lm_edit.Question": lambda: DOCUMENT.questions[0],
+    "lm_edit.SavedQuestion": lambda: DOCUMENT.questions[0],
     "lm_edit.SavedResponse": lambda: SavedResponse(text=HOSTILE),
     # Values that these return, and that people look at.
     "edit_hooks.edit_report.EditReport": lambda: EditReport(editor="rome", texts=(HOSTILE,) * 9, diagnostics=JSON),
@@ -122,7 +121,7 @@ EXAMPLES: dict[str, Callable[[], object]] = {
 WITHOUT_EXAMPLE = {
     "EditingError": "an exception prints its message",
     "CoverageError": "an exception prints its message",
-    "LeftOut": "an exception prints its message",
+    "OmittedRecord": "an exception prints its message",
     "EditingTask": "lm-eval's task prints its name and group",
     "HookKind": "abstract; no dataclass",
     "Judge": "a protocol",

@@ -16,7 +16,7 @@ from editors_table import TITLES, format_cell, render, summarize
 from measure_editors import PLAN, load_rows, load_titles
 
 from edit_hooks.base.config import EditorConfig
-from edit_hooks.base.describe import EditorDescription, Setting, describe_editor, describe_settings
+from edit_hooks.base.describe import EditorDescription, EditorSetting, describe_editor, describe_settings
 from edit_hooks.base.registry import CORE, EDITORS, MORE, editor_class
 from edit_hooks.base.shipped import shipped_files
 from edit_hooks.training.find import trainer_class
@@ -82,7 +82,7 @@ def _definitions(found: Any) -> str:
     return "\n\n".join(map(_definition, found))
 
 
-def _definition(setting: Setting) -> str:
+def _definition(setting: EditorSetting) -> str:
     default = "required" if setting.default == "required" else f"= {setting.default}"
     return definition(f"`{setting.name}` `{default}`", setting.help or "-", f"`{setting.kind}`")
 

@@ -19,7 +19,7 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Setting:
+class EditorSetting:
     """One setting of an editor: name, type, default as text, one line of help."""
 
     name: str
@@ -48,7 +48,7 @@ class EditorDescription:
     needs_subject: bool
     supports_joint: bool
     writes: tuple[str, ...]
-    settings: tuple[Setting, ...]
+    settings: tuple[EditorSetting, ...]
     has_base: bool
 
 
@@ -72,11 +72,11 @@ def describe_editor(name: str) -> EditorDescription:
     )
 
 
-def describe_settings(config_class: type[EditorConfig]) -> tuple[Setting, ...]:
+def describe_settings(config_class: type[EditorConfig]) -> tuple[EditorSetting, ...]:
     """Describe the settings of a configuration, in its order."""
     hints = typing.get_type_hints(config_class)
     return tuple(
-        Setting(field.name, _kind(hints[field.name]), _default(field), str(field.metadata.get("help", "")))
+        EditorSetting(field.name, _kind(hints[field.name]), _default(field), str(field.metadata.get("help", "")))
         for field in dataclasses.fields(config_class)
     )
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import FILE_DIGESTS, EditorConfig
 from edit_hooks.base.origin import UNNAMED, LayersFrom, SettingsOrigin, report_origin_once
-from edit_hooks.base.shipped import Shipped, find_file, find_shipped
+from edit_hooks.base.shipped import ShippedSettings, find_file, find_shipped
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookKind, register_kinds
 from edit_hooks.deltas.placement import on_cpu, placed
@@ -487,7 +487,9 @@ class Editor(abc.ABC, Generic[ConfigT]):
         if model is not None and model in self._resolved:
             return self._resolved[model]
         chosen = self.overrides.get("shipped")
-        shipped = Shipped(None, {}, {}) if model is None else find_shipped(self.config_folders, model.config, chosen)
+        shipped = (
+            ShippedSettings(None, {}, {}) if model is None else find_shipped(self.config_folders, model.config, chosen)
+        )
         return shipped.under(self.overrides, self.config_class)
 
     def num_tokens_past_target(self) -> int:

@@ -50,7 +50,7 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-class Shipped(NamedTuple):
+class ShippedSettings(NamedTuple):
     """Shipped settings, and the file they are from, as ``rome/gpt2-xl.yaml``; ``None`` without a match.
 
     Attributes:
@@ -75,7 +75,7 @@ class Shipped(NamedTuple):
             raise EditingError(f"{error} (Shipped settings: {self.file}.)") from None
 
 
-def find_shipped(folders: Sequence[str], config: Any, name: str | None = None) -> Shipped:
+def find_shipped(folders: Sequence[str], config: Any, name: str | None = None) -> ShippedSettings:
     """Return the settings of the first folder that has any for a model.
 
     Args:
@@ -86,12 +86,14 @@ def find_shipped(folders: Sequence[str], config: Any, name: str | None = None) -
     if name is not None:
         folder, content = find_file(folders, name)
         moved = _moved(content, num_layers(config))
-        return Shipped(f"{folder}/{name}.yaml", moved, dict(content.get("training", {})))
+        return ShippedSettings(f"{folder}/{name}.yaml", moved, dict(content.get("training", {})))
     for folder in folders:
         for stem, content in shipped_files(folder):
             if all(getattr(config, key, None) == value for key, value in content["matches"].items()):
-                return Shipped(f"{folder}/{stem}.yaml", dict(content["config"]), dict(content.get("training", {})))
-    return Shipped(None, {}, {})
+                return ShippedSettings(
+                    f"{folder}/{stem}.yaml", dict(content["config"]), dict(content.get("training", {}))
+                )
+    return ShippedSettings(None, {}, {})
 
 
 def find_file(folders: Sequence[str], name: str) -> tuple[str, dict[str, Any]]:

@@ -40,14 +40,14 @@ LEFT_TOO_EARLY = (
 )
 
 
-class _Written(NamedTuple):
+class _LastWrite(NamedTuple):
     """A parameter as a scope has last written it: checksum of its bits, and dtype."""
 
     bits: int
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, weight: torch.Tensor) -> _Written:
+    def of(cls, weight: torch.Tensor) -> _LastWrite:
         return cls(bit_sum(weight), weight.dtype)
 
 
@@ -78,7 +78,7 @@ class AppliedDeltas:
         self._sums: dict[str, torch.Tensor] = {}
         self._changed: dict[str, None] = {}  # an ordered set: weights that other code changed between two updates
         self._added: dict[str, AddedMap] = {}  # by name of the parameter
-        self._written: dict[str, _Written] = {}
+        self._written: dict[str, _LastWrite] = {}
         self._is_open = False
         self._complaint: str | None = None
         self.runtime_part: Delta | None = None
@@ -158,7 +158,7 @@ class AppliedDeltas:
                 continue
             self._written.pop(name, None)
             weight.copy_((at_least_float32(weight) + update).to(weight.dtype))
-            self._written[name] = _Written.of(weight)
+            self._written[name] = _LastWrite.of(weight)
         if delta.runtime_part is not None:
             parts = [self.runtime_part, delta.runtime_part]
             self.runtime_part = Delta.summed([part for part in parts if part is not None])
@@ -171,7 +171,7 @@ class AppliedDeltas:
         Args:
             given_name: that of the weight in the delta.
         """
-        if name in self._written and _Written.of(weight) != self._written[name]:
+        if name in self._written and _LastWrite.of(weight) != self._written[name]:
             self._changed[name] = None
         earlier = self._sums.get(name)
         if earlier is None and name in self._first:
@@ -186,7 +186,7 @@ class AppliedDeltas:
         else:
             self._sums[name] = total
             self._first.pop(name, None)
-        self._written[name] = _Written.of(weight)
+        self._written[name] = _LastWrite.of(weight)
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -232,7 +232,7 @@ class AppliedDeltas:
             for name, written in self._written.items()
             if name in self._changed
             or id(self._parameters[name]) not in in_use
-            or _Written.of(self._parameters[name]) != written
+            or _LastWrite.of(self._parameters[name]) != written
         ]
         if not changed:
             return None

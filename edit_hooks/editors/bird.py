@@ -48,9 +48,9 @@ from edit_hooks.base.editor import EditJob
 from edit_hooks.editors.rome import RankOneEditor, ROMEConfig
 from edit_hooks.locate.context_templates import BARE
 from edit_hooks.locate.editor import VALUE_CONTRACT_SETTINGS, templates_of
-from edit_hooks.locate.rows import Row, fact_position, key_row
+from edit_hooks.locate.rows import TokenRow, fact_position, key_row
 from edit_hooks.locate.suffix_forward import SuffixForward
-from edit_hooks.locate.value_batch import Batch, MakeForward
+from edit_hooks.locate.value_batch import MakeForward, ValueBatch
 from edit_hooks.locate.value_optimization import Term, TermMaker
 from edit_hooks.modeling.architectures import decoder_of, input_device
 from edit_hooks.modeling.hooks import hooks, on_output
@@ -284,7 +284,7 @@ class BIRDTerm:
         problems = [([row for row, _ in edit], key_row(edit[0].row)) for edit in subjects]
         self.count_EN = torch.tensor([[count for _, count in edit] for edit in subjects]).to(self.points_EPND)
         with torch.no_grad():
-            self.forward = make_forward(Batch.of(problems, input_device(model)))
+            self.forward = make_forward(ValueBatch.of(problems, input_device(model)))
             site_RD = self.forward.activations.site_RD
             self.unedited_sum_END = self._sum_states(site_RD.new_zeros(len(problems), site_RD.shape[1]))
 
@@ -336,7 +336,7 @@ class SubjectRow(NamedTuple):
     The labels of the row mark the subject's tokens from the fact token on.
     """
 
-    row: Row
+    row: TokenRow
     num_tokens: int
 
 
@@ -361,7 +361,7 @@ def _subject_row(tokenizer: PreTrainedTokenizerBase, subject: str, template: str
     encoding, tokens, span = _encode_expression(tokenizer, subject, template, config)
     position = fact_position(encoding, span, len(encoding.ids), config.fact_token)
     labels = tuple((token, 0) for token in tokens if token >= position)
-    return SubjectRow(Row(tuple(encoding.ids), position, labels, len(encoding.ids)), len(tokens))
+    return SubjectRow(TokenRow(tuple(encoding.ids), position, labels, len(encoding.ids)), len(tokens))
 
 
 @torch.no_grad()

@@ -120,7 +120,7 @@ class IKEConfig(ICEConfig):
 ICEConfigT = TypeVar("ICEConfigT", bound=ICEConfig)
 
 
-class Demonstrations(NamedTuple):
+class PromptDemonstrations(NamedTuple):
     """Demonstrations in the order of the prompt, and diagnostics about them."""
 
     texts: tuple[str, ...]
@@ -168,9 +168,9 @@ class ContextEditor(Editor[ICEConfigT]):
             min_similarity=config.min_similarity,
         )
 
-    def demonstrations(self, request: EditRequest, config: ICEConfigT) -> Demonstrations:
+    def demonstrations(self, request: EditRequest, config: ICEConfigT) -> PromptDemonstrations:
         """Hook: demonstrations that precede the fact."""
-        return Demonstrations((), {"demonstrations": 0})
+        return PromptDemonstrations((), {"demonstrations": 0})
 
 
 class ICE(ContextEditor[ICEConfig]):
@@ -200,7 +200,7 @@ class IKE(ContextEditor[IKEConfig]):
             config = self.known_config(model)
             _require_disjoint(request, _pool_of(config), config)
 
-    def demonstrations(self, request: EditRequest, config: IKEConfig) -> Demonstrations:
+    def demonstrations(self, request: EditRequest, config: IKEConfig) -> PromptDemonstrations:
         pool = _pool_of(config)
         if config.pool == BUILTIN:
             remedy = "Give demonstrations of your language: pool: FILE, records in the CounterFact or BAKE schema."
@@ -233,7 +233,7 @@ def _require_disjoint(request: EditRequest, pool: Pool, config: IKEConfig) -> No
         )
 
 
-def _nearest_records(request: EditRequest, pool: Pool, config: IKEConfig) -> Demonstrations:
+def _nearest_records(request: EditRequest, pool: Pool, config: IKEConfig) -> PromptDemonstrations:
     """IKE's selection: kinds in a fixed ratio over the nearest records.
 
     Kinds are assigned at random. The nearest record comes last, then the edit itself.
@@ -279,7 +279,7 @@ def _demonstration(record: PoolRecord, kind: str, generator: random.Random) -> s
     return record.demonstration(*generator.choice(record.neighbors))
 
 
-def _nearest_sentences(request: EditRequest, pool: Pool, config: IKEConfig) -> Demonstrations:
+def _nearest_sentences(request: EditRequest, pool: Pool, config: IKEConfig) -> PromptDemonstrations:
     """EasyEdit's selection: the nearest sentences of any kind, nearest first.
 
     Every record has three sentences, one per kind.
@@ -299,7 +299,7 @@ def _nearest_sentences(request: EditRequest, pool: Pool, config: IKEConfig) -> D
     return _with_diagnostics(texts, [kinds[index] for index in nearest_first], [index // 3 for index in nearest_first])
 
 
-def _with_diagnostics(texts: Sequence[str], kinds: Sequence[str], records: list[int]) -> Demonstrations:
+def _with_diagnostics(texts: Sequence[str], kinds: Sequence[str], records: list[int]) -> PromptDemonstrations:
     """Demonstrations with their counts by kind and their records in the pool."""
     counts = {kind: kinds.count(kind) for kind in KINDS}
-    return Demonstrations(tuple(texts), {"demonstrations": len(texts), **counts, "records": records})
+    return PromptDemonstrations(tuple(texts), {"demonstrations": len(texts), **counts, "records": records})

@@ -158,7 +158,7 @@ class Neuron(NamedTuple):
     unit: int
 
 
-class Selection(NamedTuple):
+class NeuronSelection(NamedTuple):
     """The selected units, and the share of prompts that selected them.
 
     The share is ``None`` for a single prompt.
@@ -308,7 +308,7 @@ def _losses(
 # -- selection ---------------------------------------------------------------------------------------------------------
 
 
-def select_neurons(scores: Sequence[dict[int, torch.Tensor]], config: KNConfig) -> Selection:
+def select_neurons(scores: Sequence[dict[int, torch.Tensor]], config: KNConfig) -> NeuronSelection:
     """Coarse selection per prompt, refined over several prompts.
 
     Args:
@@ -316,7 +316,7 @@ def select_neurons(scores: Sequence[dict[int, torch.Tensor]], config: KNConfig) 
     """
     selections = [coarse_neurons(layers, config.threshold) for layers in scores]
     if len(selections) == 1:
-        return Selection(selections[0], None)
+        return NeuronSelection(selections[0], None)
     counts = Counter(neuron for neurons in selections for neuron in neurons)
     sharing = config.sharing
     for _ in range(config.sharing_adjustments):
@@ -324,7 +324,7 @@ def select_neurons(scores: Sequence[dict[int, torch.Tensor]], config: KNConfig) 
         if MIN_NEURONS <= size <= MAX_NEURONS:
             break
         sharing += SHARING_STEP if size > MAX_NEURONS else -SHARING_STEP
-    return Selection(_shared_neurons(counts, sharing * len(selections)), round(sharing, 10))
+    return NeuronSelection(_shared_neurons(counts, sharing * len(selections)), round(sharing, 10))
 
 
 def _shared_neurons(counts: Counter[Neuron], bound: float) -> list[Neuron]:

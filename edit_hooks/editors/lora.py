@@ -90,7 +90,7 @@ class LoRAConfig(EditorConfig):
         require_distinct("modules", self.modules)  # fail fast: names of maps are formed with the model
 
 
-class Adapter(NamedTuple):
+class LoRAFactors(NamedTuple):
     """The trained tensors of one module: A [r, f], B [d, r], AdaLoRA's E [r, 1]; or those of several edits, stacked."""
 
     A: torch.Tensor
@@ -115,9 +115,9 @@ class Adapter(NamedTuple):
         """The update of the weight that equals this adapter."""
         return Factor(self.B * self.scale(config), self.right.mT, transposed)
 
-    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Adapter:
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> LoRAFactors:
         """Apply a function to every tensor."""
-        return Adapter(function(self.A), function(self.B), None if self.E is None else function(self.E))
+        return LoRAFactors(function(self.A), function(self.B), None if self.E is None else function(self.E))
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -186,7 +186,7 @@ class _Training:
         start: the adapter of the stream's earlier steps by module, which the weights hold already; empty without one.
     """
 
-    def __init__(self, job: EditJob[LoRAConfig], names: Sequence[str], start: dict[str, Adapter]) -> None:
+    def __init__(self, job: EditJob[LoRAConfig], names: Sequence[str], start: dict[str, LoRAFactors]) -> None:
         self.job, self.model, self.config, self.names = job, job.model, job.config, names
         transposed = is_transposed(job.model.get_submodule(names[0]))
         self.written = {name: adapter.factor(job.config, transposed) for name, adapter in start.items()}
@@ -273,7 +273,7 @@ class _Training:
         with hooks(*self._registrations(group.adapters, group.dropouts)):
             return group.forward.label_states()
 
-    def _adam(self, adapters: Iterable[Adapter]) -> torch.optim.Adam:
+    def _adam(self, adapters: Iterable[LoRAFactors]) -> torch.optim.Adam:
         leaves = [tensor for adapter in adapters for tensor in adapter.tensors]
         return make_adam(leaves, self.config.lr, self.config.weight_decay, self.config.engine)
 
@@ -285,7 +285,7 @@ class _Training:
             for number, name in enumerate(self.names)
         ]
 
-    def _registrations(self, adapters: dict[str, Adapter], dropouts: Sequence[_Dropout]) -> list[Registration]:
+    def _registrations(self, adapters: dict[str, LoRAFactors], dropouts: Sequence[_Dropout]) -> list[Registration]:
         """Hooks by which the modules compute with the adapters instead of those that the weights hold."""
         # Training continues the adapter that the weights hold, so its share must not act twice.
         submodule = self.model.get_submodule
@@ -296,7 +296,7 @@ class _Training:
         ]
         return [*standing, *trained]
 
-    def _delta(self, adapters: dict[str, Adapter], losses: list[float]) -> Delta:
+    def _delta(self, adapters: dict[str, LoRAFactors], losses: list[float]) -> Delta:
         """The trained adapter minus the one that the weights hold already."""
         delta = Delta(diagnostics=loss_diagnostics(losses, num_steps=len(losses) - 1))
         for name, adapter in adapters.items():
@@ -323,7 +323,7 @@ class _Group:
 
     edits: list[int]
     forward: CachedLabelForward
-    adapters: dict[str, Adapter]
+    adapters: dict[str, LoRAFactors]
     dropouts: list[_Dropout]
 
 
@@ -332,7 +332,7 @@ def _trainable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_()
 
 
-def orthogonality(adapters: Iterable[Adapter], config: LoRAConfig, device: torch.device) -> torch.Tensor | float:
+def orthogonality(adapters: Iterable[LoRAFactors], config: LoRAConfig, device: torch.device) -> torch.Tensor | float:
     """AdaLoRA's orthogonality penalty, factor included; one per edit for stacked adapters.
 
     The mean over all A and B of the Frobenius norm of the Gram matrix minus I.
@@ -349,7 +349,7 @@ def orthogonality(adapters: Iterable[Adapter], config: LoRAConfig, device: torch
     return config.orthogonality * torch.stack([norm.to(device) for norm in norms]).mean(0) if norms else 0.0
 
 
-def _adapters_after(model: nn.Module, history: Sequence[Delta], names: Sequence[str]) -> dict[str, Adapter]:
+def _adapters_after(model: nn.Module, history: Sequence[Delta], names: Sequence[str]) -> dict[str, LoRAFactors]:
     """The adapter after the last step of a stream, by module."""
     state = history[-1].stream_state
     if any(f"{STATE_PREFIX}/A/{name}" not in state for name in names):
@@ -360,9 +360,9 @@ def _adapters_after(model: nn.Module, history: Sequence[Delta], names: Sequence[
     adapters = {}
     for name in names:
         device = weight_of(model.get_submodule(name)).device
-        a, b, e = (state.get(f"{STATE_PREFIX}/{part}/{name}") for part in Adapter._fields)
+        a, b, e = (state.get(f"{STATE_PREFIX}/{part}/{name}") for part in LoRAFactors._fields)
         assert a is not None and b is not None, "written together"
-        adapters[name] = Adapter(a.to(device), b.to(device), None if e is None else e.to(device))
+        adapters[name] = LoRAFactors(a.to(device), b.to(device), None if e is None else e.to(device))
     return adapters
 
 
@@ -415,7 +415,7 @@ def adapter_shapes(model: nn.Module, names: Sequence[str], config: LoRAConfig) -
     return shapes
 
 
-def initial_adapters(model: nn.Module, names: Sequence[str], config: LoRAConfig) -> dict[str, Adapter]:
+def initial_adapters(model: nn.Module, names: Sequence[str], config: LoRAConfig) -> dict[str, LoRAFactors]:
     """The given adapters by module, or such that change nothing yet, with peft's distributions; float32 or wider.
 
     Every module's adapter is drawn from a generator of its own.
@@ -429,7 +429,7 @@ def initial_adapters(model: nn.Module, names: Sequence[str], config: LoRAConfig)
         width_out, width_in = map_shape(module)
         given = config.initial_adapters
         if isinstance(given, dict):
-            adapter = Adapter(given[f"A.{name}"], given[f"B.{name}"], given.get(f"E.{name}"))
+            adapter = LoRAFactors(given[f"A.{name}"], given[f"B.{name}"], given.get(f"E.{name}"))
         elif config.kind == "adalora":
             a = torch.empty(config.initial_rank, width_in, dtype=torch.float32).normal_(
                 0, ADALORA_STD, generator=generator
@@ -437,16 +437,16 @@ def initial_adapters(model: nn.Module, names: Sequence[str], config: LoRAConfig)
             b = torch.empty(width_out, config.initial_rank, dtype=torch.float32).normal_(
                 0, ADALORA_STD, generator=generator
             )
-            adapter = Adapter(a, b, torch.zeros(config.initial_rank, 1))
+            adapter = LoRAFactors(a, b, torch.zeros(config.initial_rank, 1))
         else:
             bound = 1 / math.sqrt(width_in)  # Kaiming with a = sqrt(5)
             a = torch.empty(config.rank, width_in, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
-            adapter = Adapter(a, torch.zeros(width_out, config.rank))
+            adapter = LoRAFactors(a, torch.zeros(width_out, config.rank))
         adapters[name] = adapter.map(functools.partial(torch.Tensor.to, device=weight.device, dtype=dtype))
     return adapters
 
 
-def _add_output(module: nn.Module, adapter: Adapter, dropout: _Dropout, config: LoRAConfig) -> Registration:
+def _add_output(module: nn.Module, adapter: LoRAFactors, dropout: _Dropout, config: LoRAConfig) -> Registration:
     """Register a hook that adds the adapter's output to that of its module."""
 
     def hook(_module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:

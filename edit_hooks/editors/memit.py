@@ -64,7 +64,7 @@ from edit_hooks.locate.editor import (
 )
 from edit_hooks.locate.key_reader import LayerActivations, read_rows
 from edit_hooks.locate.post_norm import nearest_outputs
-from edit_hooks.locate.rows import Row
+from edit_hooks.locate.rows import TokenRow
 from edit_hooks.locate.solve import KeyMetric, SecondMoment, ridge_keys
 from edit_hooks.locate.value_batch import Site, ValueProblem
 from edit_hooks.locate.value_optimization import OptimizedValue, optimize_values
@@ -226,7 +226,7 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
         self,
         editor: ResidualSpreadingEditor[MEMITConfigT],
         job: EditJob[MEMITConfigT],
-        rows: list[list[Row]],
+        rows: list[list[TokenRow]],
         values: Sequence[OptimizedValue],
         through_norm: bool,
     ) -> None:

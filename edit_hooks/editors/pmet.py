@@ -39,7 +39,7 @@ from edit_hooks.editors.memit import MEMITConfig, ResidualSpreadingEditor
 from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.locate.reference_forward import ReferenceForward
 from edit_hooks.locate.suffix_forward import CachedModule, RowGroup, SuffixForward, add_at_first
-from edit_hooks.locate.value_batch import Batch, ReadActivations, Site, SiteActivations, ValueProblem
+from edit_hooks.locate.value_batch import ReadActivations, Site, SiteActivations, ValueBatch, ValueProblem
 from edit_hooks.locate.value_optimization import (
     AdamState,
     OptimizedValue,
@@ -96,7 +96,7 @@ class PMET(ResidualSpreadingEditor[PMETConfig]):
         config, model = job.config, job.model
         engine = PairReference if config.engine == "reference" else PairSuffix
 
-        def make_forward(batch: Batch) -> PairForward:
+        def make_forward(batch: ValueBatch) -> PairForward:
             return engine(model, batch, config.edited_layers[-1], "mlp")
 
         make_terms = self.terms(job, make_forward)
@@ -106,7 +106,7 @@ class PMET(ResidualSpreadingEditor[PMETConfig]):
         values: dict[int, OptimizedValue] = {}
         with frozen(model):
             for chunk in split_problems(problems, limits):
-                forward = make_forward(Batch.of([problems[index] for index in chunk], input_device(model)))
+                forward = make_forward(ValueBatch.of([problems[index] for index in chunk], input_device(model)))
                 terms = make_terms(chunk) if make_terms is not None else ()
                 solved = _PairOptimization(forward, config, terms, limits.max_logits).run(job.progress)
                 values.update(zip(chunk, solved, strict=True))

@@ -92,7 +92,7 @@ class SingularValueReport(TypedDict):
     num_enlarged: int
 
 
-class Restrained(NamedTuple):
+class RestrainedUpdate(NamedTuple):
     """A sum of updates of one weight, restrained.
 
     Attributes:
@@ -122,7 +122,9 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
         super().__init__(overrides)
         self.reads_past_updates = self.base.reads_past_updates
         self._largest: dict[tuple[str, str], float] = {}
-        self._last_dense: dict[str, tuple[str, Restrained]] = {}  # by parameter: key of a dense sum, its restraint
+        self._last_dense: dict[
+            str, tuple[str, RestrainedUpdate]
+        ] = {}  # by parameter: key of a dense sum, its restraint
 
     def compute(self, job: EditJob[PRUNEConfig]) -> list[Delta]:
         # Raw updates are saved with the stream's state, on the CPU; dense ones are moved one at a time.
@@ -138,7 +140,7 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
 
     @torch.no_grad()
     def _restrain_delta(
-        self, job: EditJob[PRUNEConfig], raw: Delta, past: Sequence[Delta], before: Mapping[str, Restrained]
+        self, job: EditJob[PRUNEConfig], raw: Delta, past: Sequence[Delta], before: Mapping[str, RestrainedUpdate]
     ) -> Delta:
         """The restrained sum with this step minus the one that the weights hold."""
         raw = placed(job.model, raw)
@@ -166,7 +168,7 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
         return delta
 
     @torch.no_grad()
-    def _restrained_sum(self, job: EditJob[PRUNEConfig], name: str, steps: Sequence[Delta]) -> Restrained:
+    def _restrained_sum(self, job: EditJob[PRUNEConfig], name: str, steps: Sequence[Delta]) -> RestrainedUpdate:
         """G of the sum of raw updates of one weight."""
         weight = read_parameter(job.model, name)
         largest = self._largest_original(name, weight, job.history)
@@ -178,7 +180,7 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
         key = key_of([tensor_digest(total), largest, job.config.function, job.config.log_base, job.config.safe])
         if name not in self._last_dense or self._last_dense[name][0] != key:
             excess, report = _restrain_dense(total, largest, job.config)
-            self._last_dense[name] = key, Restrained(excess.cpu(), report, min(weight.shape))
+            self._last_dense[name] = key, RestrainedUpdate(excess.cpu(), report, min(weight.shape))
         restrained = self._last_dense[name][1]
         assert isinstance(restrained.excess, torch.Tensor)
         return restrained._replace(excess=restrained.excess.to(weight.device))
@@ -303,7 +305,7 @@ def _shortened(factor: Factor, rank: int) -> Factor:
     return Factor(left_DK, v_FR[:, :rank].to(factor.right), factor.transposed)
 
 
-def _restrain_factor(factor: Factor, largest: float, config: PRUNEConfig) -> Restrained:
+def _restrain_factor(factor: Factor, largest: float, config: PRUNEConfig) -> RestrainedUpdate:
     """G of a sum of low rank: the singular vectors whose values F changes."""
     u_DR, values_R, v_FR = _Decomposition.of(factor)
     result_R = restrain(values_R, largest, config)
@@ -313,7 +315,7 @@ def _restrain_factor(factor: Factor, largest: float, config: PRUNEConfig) -> Res
     if is_changed_R.any():
         left_DK = (u_DR * excess_R)[:, is_changed_R].to(factor.left)
         excess = Factor(left_DK, v_FR[:, is_changed_R].to(factor.right), factor.transposed)
-    return Restrained(excess, _report(values_R, result_R, largest), factor.left.shape[1])
+    return RestrainedUpdate(excess, _report(values_R, result_R, largest), factor.left.shape[1])
 
 
 def _restrain_dense(

@@ -22,7 +22,7 @@ def bare_question(prompt: str) -> str:
     return match.group(1) if match else prompt.strip()
 
 
-class Selection(NamedTuple):
+class FactSelection(NamedTuple):
     """The facts stated before a question.
 
     Attributes:
@@ -38,7 +38,7 @@ class Selection(NamedTuple):
     similarity: float | None = None
 
 
-def select_facts(contexts: Sequence[ContextEdit], question: str, device: str = "cpu") -> Selection:
+def select_facts(contexts: Sequence[ContextEdit], question: str, device: str = "cpu") -> FactSelection:
     """The ``num_facts`` facts most similar to a question, the most similar last; or the one that a memory chooses.
 
     The settings (``num_facts``, ``embedder``, ``min_similarity``, ``memory``) are those of the first fact. Of a prompt
@@ -52,12 +52,14 @@ def select_facts(contexts: Sequence[ContextEdit], question: str, device: str = "
     query = bare_question(question) if len(_QUESTION.findall(question)) > 1 else question
     if settings.memory is not None:
         best = load_memory(settings.memory, settings.embedder, device).best(contexts, query)
-        return Selection(ContextPrompt((contexts[best.number],)) if best.in_scope else None, best.number, best.score)
+        return FactSelection(
+            ContextPrompt((contexts[best.number],)) if best.in_scope else None, best.number, best.score
+        )
     if len(contexts) == 1 and settings.min_similarity is None:
-        return Selection(ContextPrompt(tuple(contexts)))
+        return FactSelection(ContextPrompt(tuple(contexts)))
     facts = [context.statement for context in contexts]
     nearest = most_similar(settings.embedder, query, facts, settings.num_facts)
     limit = -math.inf if settings.min_similarity is None else settings.min_similarity
     stated = [fact for fact in nearest if fact.similarity >= limit]
     prompt = ContextPrompt(tuple(contexts[fact.number] for fact in reversed(stated))) if stated else None
-    return Selection(prompt, best_fact=nearest[0].number, similarity=nearest[0].similarity)
+    return FactSelection(prompt, best_fact=nearest[0].number, similarity=nearest[0].similarity)

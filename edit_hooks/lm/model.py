@@ -61,7 +61,7 @@ from edit_hooks.lm.options.quantization import QUANTIZATION_OPTIONS, check_quant
 from edit_hooks.lm.questions import read_questions, warn_of_questions, warn_of_shortened, with_cut
 from edit_hooks.lm.sessions import (
     AnswerJobsOn,
-    Question,
+    CaseQuestion,
     SavedEditSession,
     Session,
     SingleEditSession,
@@ -241,22 +241,22 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         edited_answers = iter(self._answer_under_edits(with_edits, questions, answer_jobs) if with_edits else ())
         return [next(edited_answers if has_edit_requests(request) else stock_answers) for request in requests]
 
-    def _read_questions(self, requests: Sequence[Instance]) -> list[Question | FailedAnswer]:
+    def _read_questions(self, requests: Sequence[Instance]) -> list[CaseQuestion | FailedAnswer]:
         """The questions of requests; the reason for one that this model cannot be asked."""
         in_prompts = "context" in (self._saved_edit or self.editor).writes and self.options.mode != "none"
         read = read_questions(requests, self.items, self.edit_context, in_prompts=in_prompts)
         if self.rank == 0:
             warn_of_questions(read, self.room, fail_if_all=self.world_size == 1)
             if self.options.makes_edits and not self.plan.groups:
-                questions = [question for question in read if isinstance(question, Question)]
+                questions = [question for question in read if isinstance(question, CaseQuestion)]
                 edits = {edit.key: edit for question in questions for edit in question.requests}
                 self._find_unusable(list(edits.values()), fail_if_all=self.world_size == 1 < len(edits))
         return read
 
     def _answer_under_edits(
-        self, requests: Sequence[Instance], read: Sequence[Question | FailedAnswer], answer_jobs: AnswerJobs
+        self, requests: Sequence[Instance], read: Sequence[CaseQuestion | FailedAnswer], answer_jobs: AnswerJobs
     ) -> list[ModelResult]:
-        questions = [question for question in read if isinstance(question, Question)]
+        questions = [question for question in read if isinstance(question, CaseQuestion)]
         unedited_only = self.options.mode == "none"
         items = [question.item for question in questions if question.ask_unedited or unedited_only]
         ask = self._kept_in_store(answer_jobs)
@@ -271,7 +271,9 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         first = next((edits for edits, answer in zip(edited, answers, strict=True) if answer.edit), [])
         self._examples.record(requests[0], first, self.prompt_edits.is_chat(requests[0].args[0]))
         reported = iter(map(with_cut, map(with_edited_texts, answers, edited), questions))
-        return [next(reported) if isinstance(question, Question) else EditedAnswer(final=question) for question in read]
+        return [
+            next(reported) if isinstance(question, CaseQuestion) else EditedAnswer(final=question) for question in read
+        ]
 
     def _kept_in_store(self, answer_jobs: AnswerJobs) -> AnswerJobsOn:
         """The function that answers jobs, with the store's answers for those that it has."""

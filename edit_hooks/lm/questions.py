@@ -21,7 +21,7 @@ from edit_hooks.decoding import AskedModel
 from edit_hooks.inference.items import GenerateItem, StateItem
 from edit_hooks.lm.asking.item_builder import ItemBuilder
 from edit_hooks.lm.editing.unusable import warn_of_unusable
-from edit_hooks.lm.sessions import Question
+from edit_hooks.lm.sessions import CaseQuestion
 from edit_hooks.modeling.positions import Room
 from edit_hooks.prompt_context import PromptContext
 from edit_hooks.request import EditRequest, InTurn, RequestGroup, require_compatible
@@ -39,7 +39,7 @@ STATES_UNDER_CONTEXTS = FailedAnswer(
 
 def read_questions(
     requests: Sequence[Instance], builder: ItemBuilder, edit_context: PromptContext, *, in_prompts: bool
-) -> list[Question | FailedAnswer]:
+) -> list[CaseQuestion | FailedAnswer]:
     """The question of each request; for one that the model cannot be asked, the reason.
 
     A document whose ``unusable`` is set has no usable text: that is the reason. The edits of one whose ``edit_in_turn``
@@ -54,7 +54,7 @@ def read_questions(
             prompts that are chats of a document's own (``own_chat`` names the setting).
     """
     validated: dict[str, EditRequest] = {}  # every instance of a case repeats the case's requests
-    questions: list[Question | FailedAnswer] = []
+    questions: list[CaseQuestion | FailedAnswer] = []
     for request in requests:
         if in_prompts and (own := request.doc.get("own_chat")):
             raise EditingError(
@@ -80,7 +80,7 @@ def read_questions(
             if in_prompts and isinstance(item, StateItem):
                 questions.append(STATES_UNDER_CONTEXTS)
                 continue
-            questions.append(Question(item, group, _asked_model(request.doc), cut=num_cut > 0))
+            questions.append(CaseQuestion(item, group, _asked_model(request.doc), cut=num_cut > 0))
     return questions
 
 
@@ -101,7 +101,7 @@ def _asked_model(doc: Mapping[str, Any]) -> AskedModel:
     return asked
 
 
-def with_cut(answer: ModelResult, question: Question) -> ModelResult:
+def with_cut(answer: ModelResult, question: CaseQuestion) -> ModelResult:
     """Note in an answer that its question lost its beginning; the report of a context edit has its own note."""
     final = answer.final
     if not question.cut or not isinstance(final, (ScoredContinuation, GeneratedText)) or final.context is not None:
@@ -109,7 +109,7 @@ def with_cut(answer: ModelResult, question: Question) -> ModelResult:
     return dataclasses.replace(answer, final=dataclasses.replace(final, context=ContextReport(cut=True)))
 
 
-def warn_of_questions(questions: Sequence[Question | FailedAnswer], room: Room, *, fail_if_all: bool) -> None:
+def warn_of_questions(questions: Sequence[CaseQuestion | FailedAnswer], room: Room, *, fail_if_all: bool) -> None:
     """Log how many questions the model cannot be asked, and how many lost the beginning of their prompt.
 
     Raises:
@@ -120,7 +120,7 @@ def warn_of_questions(questions: Sequence[Question | FailedAnswer], room: Room, 
         raise EditingError(f"no question of this run ({len(questions)}) can be asked; the first: {failures[0]}")
     reasons = {number: read.reason for number, read in enumerate(questions) if isinstance(read, FailedAnswer)}
     warn_of_unusable("questions", reasons, len(questions))
-    cut = [question.item for question in questions if isinstance(question, Question) and question.cut]
+    cut = [question.item for question in questions if isinstance(question, CaseQuestion) and question.cut]
     if cut:
         generated = isinstance(cut[0], GenerateItem)
         remedy = "a smaller max_gen_toks or max_thought_tokens" if generated else "shorter prompts"

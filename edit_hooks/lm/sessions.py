@@ -55,7 +55,7 @@ OUTSIDE_OF_GROUPS = FailedAnswer("this case's edits are not (all) in one group o
 
 
 @dataclass(frozen=True)
-class Question:
+class CaseQuestion:
     """One question of a case.
 
     Attributes:
@@ -94,7 +94,9 @@ class Session(abc.ABC):
     writes: tuple[str, ...] = ()
 
     @abc.abstractmethod
-    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobsOn) -> list[ModelResult]:
+    def answer(
+        self, questions: Sequence[CaseQuestion], unedited: Answers, answer_jobs: AnswerJobsOn
+    ) -> list[ModelResult]:
         """Return the answers in the order of the questions.
 
         Args:
@@ -127,7 +129,9 @@ class Session(abc.ABC):
 class UneditedSession(Session):
     """``mode=none``: answers every question on the unedited model."""
 
-    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobsOn) -> list[ModelResult]:
+    def answer(
+        self, questions: Sequence[CaseQuestion], unedited: Answers, answer_jobs: AnswerJobsOn
+    ) -> list[ModelResult]:
         return [EditedAnswer(final=_with_unedited(unedited[q.item], q, unedited)) for q in questions]
 
     def edits(self, groups: Sequence[RequestGroup]) -> Iterator[Delta | FailedEdit]:
@@ -166,7 +170,9 @@ class SavedEditSession(Session):
             facts = {**report.diagnostics, "update_norm_ratio": applied.norm_ratio()}
         self.report = dataclasses.replace(report, effects=measured, diagnostics=facts).of_case()
 
-    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobsOn) -> list[ModelResult]:
+    def answer(
+        self, questions: Sequence[CaseQuestion], unedited: Answers, answer_jobs: AnswerJobsOn
+    ) -> list[ModelResult]:
         with self.stock_task_scope() as runtime_part:
             answers = answer_distinct(
                 (q.item for q in questions if q.ask_edited),
@@ -214,7 +220,9 @@ class SingleEditSession(Session):
         self.independent, self.plan = edits, plan
         self.editor_name, self.writes = edits.editor.name, edits.editor.writes
 
-    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobsOn) -> list[ModelResult]:
+    def answer(
+        self, questions: Sequence[CaseQuestion], unedited: Answers, answer_jobs: AnswerJobsOn
+    ) -> list[ModelResult]:
         groups = [self._group_of(question) for question in questions]
         answers: dict[tuple[str, Item], ModelAnswer] = {}
         for edits in self.independent.portions(group for group in groups if group):
@@ -239,7 +247,7 @@ class SingleEditSession(Session):
         size = {"num_edits": self.plan.num_edits} if self.plan.groups else {}
         return {"editor_config": edits.config, "drawn_settings": edits.editor.drawn_settings(edits.model), **size}
 
-    def _group_of(self, question: Question) -> RequestGroup | None:
+    def _group_of(self, question: CaseQuestion) -> RequestGroup | None:
         if not self.plan.groups:
             return question.requests
         index = self.plan.group_of(question.requests)
@@ -247,7 +255,7 @@ class SingleEditSession(Session):
 
     def _assemble(
         self,
-        question: Question,
+        question: CaseQuestion,
         group: RequestGroup | None,
         answers: Mapping[tuple[str, Item], ModelAnswer],
         unedited: Answers,
@@ -290,13 +298,15 @@ class StreamSession(Session):
         self.plan = stream.plan
         self.editor_name, self.writes = stream.editor.name, stream.editor.writes
 
-    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobsOn) -> list[ModelResult]:
+    def answer(
+        self, questions: Sequence[CaseQuestion], unedited: Answers, answer_jobs: AnswerJobsOn
+    ) -> list[ModelResult]:
         steps = [self._step_of(question) for question in questions]
         checkpoints = self.plan.checkpoint_steps()
         checkpoint_steps = set(checkpoints.values())
         answers: dict[int, Answers] = {}
 
-        own: dict[int | None, list[tuple[Question, int | None]]] = {}  # by the step of their edits
+        own: dict[int | None, list[tuple[CaseQuestion, int | None]]] = {}  # by the step of their edits
         for question, edit_step in zip(questions, steps, strict=True):
             own.setdefault(edit_step, []).append((question, edit_step))
 
@@ -351,11 +361,13 @@ class StreamSession(Session):
             "steps": [report.to_json() for report in self.stream.reports],
         }
 
-    def _step_of(self, question: Question) -> int | None:
+    def _step_of(self, question: CaseQuestion) -> int | None:
         """Return the step of a case's last edit; ``None`` if the stream lacks an edit, or a required order."""
         return self.plan.group_of(question.requests)
 
-    def _is_due(self, question: Question, step: int, edit_step: int | None, checkpoint_steps: Collection[int]) -> bool:
+    def _is_due(
+        self, question: CaseQuestion, step: int, edit_step: int | None, checkpoint_steps: Collection[int]
+    ) -> bool:
         """Whether to answer a question after ``step``.
 
         Always after the last step; after the step of its edit with ``immediate``; later at checkpoints, and after every
@@ -369,7 +381,7 @@ class StreamSession(Session):
 
     def _assemble(
         self,
-        question: Question,
+        question: CaseQuestion,
         edit_step: int | None,
         answers: Mapping[int, Answers],
         unedited: Answers,
@@ -408,12 +420,12 @@ class StreamSession(Session):
         )
 
 
-def _edit_failed(reason: str, question: Question, unedited: Answers) -> ModelAnswer | FailedAnswer:
+def _edit_failed(reason: str, question: CaseQuestion, unedited: Answers) -> ModelAnswer | FailedAnswer:
     """The answer to a question about a failed edit."""
     return _not_answered(FailedAnswer(f"edit failed: {reason}"), question, unedited)
 
 
-def _not_answered(failed: FailedAnswer, question: Question, unedited: Answers) -> ModelAnswer | FailedAnswer:
+def _not_answered(failed: FailedAnswer, question: CaseQuestion, unedited: Answers) -> ModelAnswer | FailedAnswer:
     """A missing answer of the edited model; the unedited model's, where the question needs it, is not lost."""
     if not question.ask_edited:
         return _with_unedited(unedited[question.item], question, unedited)
@@ -431,7 +443,7 @@ def answer_distinct(
     return dict(zip(distinct, answer_items(distinct), strict=True)) if distinct else {}
 
 
-def _with_unedited(answer: ModelAnswer, question: Question, unedited: Answers) -> ModelAnswer:
+def _with_unedited(answer: ModelAnswer, question: CaseQuestion, unedited: Answers) -> ModelAnswer:
     """Add the unedited model's answer if the question needs it."""
     if not question.ask_unedited:
         return answer

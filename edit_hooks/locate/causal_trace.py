@@ -34,7 +34,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.given_tensors import read_given_tensors, tensor_of
-from edit_hooks.locate.restored_runs import KINDS, Cell, Fact, RestoredRuns, last_logits
+from edit_hooks.locate.restored_runs import KINDS, RestoredRuns, TracedFact, TracedToken, last_logits
 from edit_hooks.modeling.architectures import input_device, num_layers, unwrapped
 from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.hooks import frozen
@@ -205,7 +205,7 @@ def trace_facts(
 
 def _select_facts(
     model: nn.Module, tokenizer: PreTrainedTokenizerBase, requests: Sequence[EditRequest], settings: TraceSettings
-) -> tuple[list[Fact], dict[str, str]]:
+) -> tuple[list[TracedFact], dict[str, str]]:
     """Facts to trace, and by case the reasons why the others are skipped."""
     encoded = [_encode_fact(tokenizer, request) for request in requests]
     facts, skipped = [], {}
@@ -220,7 +220,7 @@ def _select_facts(
     return facts, skipped
 
 
-def _encode_fact(tokenizer: PreTrainedTokenizerBase, request: EditRequest) -> tuple[Fact, int | None]:
+def _encode_fact(tokenizer: PreTrainedTokenizerBase, request: EditRequest) -> tuple[TracedFact, int | None]:
     """Encode a prompt with its subject, and the first token of target_true."""
     encoding = encode(tokenizer, request.text)
     assert request.subject_span is not None
@@ -230,16 +230,16 @@ def _encode_fact(tokenizer: PreTrainedTokenizerBase, request: EditRequest) -> tu
     true_token = None
     if request.target_true is not None:
         true_token = split_continuation(tokenizer, request.text, request.continued_by(request.target_true))[1][0]
-    return Fact(request.key, tuple(encoding.ids), subject[0], subject[-1] + 1, -1), true_token
+    return TracedFact(request.key, tuple(encoding.ids), subject[0], subject[-1] + 1, -1), true_token
 
 
 def _with_noise(
     model: Any,
-    facts: Sequence[Fact],
+    facts: Sequence[TracedFact],
     requests: Sequence[EditRequest],
     given: Mapping[str, torch.Tensor],
     samples: int,
-) -> list[Fact]:
+) -> list[TracedFact]:
     """The facts with the noise that is given for their prompts."""
     width, text_of = model.get_input_embeddings().weight.shape[1], {request.key: request.text for request in requests}
     return [
@@ -257,7 +257,7 @@ def _predict(model: Any, prompts: Sequence[tuple[int, ...]], max_tokens: int) ->
     return tokens
 
 
-def _embedding_std(model: Any, facts: Sequence[Fact]) -> float:
+def _embedding_std(model: Any, facts: Sequence[TracedFact]) -> float:
     """Standard deviation of the embeddings of all subject tokens over all entries, unbiased as in ROME's release."""
     tokens = [token for fact in facts for token in fact.ids[fact.first : fact.end]]
     embedded = model.get_input_embeddings()(torch.tensor(tokens, device=input_device(model)))
@@ -270,7 +270,7 @@ def _embedding_std(model: Any, facts: Sequence[Fact]) -> float:
 def _load_or_run(
     model: nn.Module,
     tokenizer: PreTrainedTokenizerBase,
-    facts: Sequence[Fact],
+    facts: Sequence[TracedFact],
     settings: TraceSettings,
     noise_std: float | None,
     store: Store | None,
@@ -285,7 +285,7 @@ def _load_or_run(
         "window": settings.window_for(num_layers(model)),
     }
 
-    def description(fact: Fact) -> Description:
+    def description(fact: TracedFact) -> Description:
         inputs = {**identity, "request": fact.key, "answer": fact.answer}
         if fact.noise is not None:
             inputs |= {"seed": None, "noise": tensor_digest(fact.noise)}
@@ -310,13 +310,15 @@ def _load_or_run(
 
 
 def _trace_batch(
-    model: nn.Module, facts: Sequence[Fact], settings: TraceSettings, noise_std: float | None
+    model: nn.Module, facts: Sequence[TracedFact], settings: TraceSettings, noise_std: float | None
 ) -> list[FactTrace]:
     """All runs of a few facts."""
     runs = RestoredRuns(model, facts, samples=settings.samples, noise_std=noise_std or 0.0, seed=settings.seed)
     window = settings.window_for(runs.depth)
     corrupted_F = runs.corrupted_FN.mean(1)
-    cells = [Cell(index, token) for index, fact in enumerate(facts) for token in range(fact.first, len(fact.ids))]
+    cells = [
+        TracedToken(index, token) for index, fact in enumerate(facts) for token in range(fact.first, len(fact.ids))
+    ]
     effects = {kind: torch.zeros(len(cells), runs.depth, dtype=torch.float64) for kind in KINDS}
     cells_at_once = max(1, settings.max_tokens // (settings.samples * runs.ids_FT.shape[1]))
     for start in range(0, len(cells), cells_at_once):
@@ -337,7 +339,7 @@ def _trace_batch(
 # --- averages --------------------------------------------------------------------------------------------------------
 
 
-def group_of(fact: Fact, token: int) -> str:
+def group_of(fact: TracedFact, token: int) -> str:
     """The group, one of :data:`GROUPS`, of a token from the subject on."""
     if token == len(fact.ids) - 1:
         return "last"
@@ -348,7 +350,7 @@ def group_of(fact: Fact, token: int) -> str:
     return "subject_first" if token == fact.first else "subject_middle"
 
 
-def _average(facts: Sequence[Fact], traces: Sequence[FactTrace]) -> dict[str, dict[str, dict[str, Any]]]:
+def _average(facts: Sequence[TracedFact], traces: Sequence[FactTrace]) -> dict[str, dict[str, dict[str, Any]]]:
     """Mean and standard error over the tokens of each group, by kind and layer."""
     averages: dict[str, dict[str, dict[str, Any]]] = {}
     for kind in KINDS:

@@ -35,8 +35,8 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.config import config_field
 from edit_hooks.base.given_tensors import tensor_of
-from edit_hooks.locate.rows import FactToken, Row, fact_position, key_row
-from edit_hooks.locate.value_batch import Batch, MakeForward, ValueForward
+from edit_hooks.locate.rows import FactToken, TokenRow, fact_position, key_row
+from edit_hooks.locate.value_batch import MakeForward, ValueBatch, ValueForward
 from edit_hooks.modeling.architectures import input_device
 from edit_hooks.modeling.embedding_noise import (
     drift_positions,
@@ -134,17 +134,17 @@ class EVKSettings(Protocol):
     fact_token: FactToken
 
 
-class Instance(NamedTuple):
+class PerturbedPrompt(NamedTuple):
     """A perturbed prompt: its row, its drift (``None``: with given noise), and the noise [T, d], float64."""
 
-    row: Row
+    row: TokenRow
     drift: Drift | None
     noise_TD: torch.Tensor
 
 
 def draw_instances(
     tokenizer: PreTrainedTokenizerBase, request: EditRequest, width: int, sigma: float, config: EVKSettings
-) -> list[Instance]:
+) -> list[PerturbedPrompt]:
     """Draw the perturbed prompts of one request, or take their noise as given.
 
     They depend on the request, the seed and the settings only.
@@ -160,9 +160,9 @@ def draw_instances(
     num_tokens = len(encoding.ids)
     position = fact_position(encoding, request.subject_span, num_tokens, config.fact_token)
     # The label marks the position that is read; its token id is not used.
-    row = Row(tuple(encoding.ids), position, ((num_tokens - 1, 0),), num_tokens)
+    row = TokenRow(tuple(encoding.ids), position, ((num_tokens - 1, 0),), num_tokens)
     if isinstance(config.evk_noise, dict):
-        return [Instance(row, None, noise_TD) for noise_TD in _given_noise(request, num_tokens, width, config)]
+        return [PerturbedPrompt(row, None, noise_TD) for noise_TD in _given_noise(request, num_tokens, width, config)]
     positions = drift_positions(encoding, request.subject_span)
     possible = [drift for drift in config.evk_drifts if positions[drift]]
     if not possible:
@@ -174,7 +174,7 @@ def draw_instances(
     for _ in range(config.evk_instances):
         drift = possible[int(torch.randint(len(possible), (1,), generator=generator))]
         noise_PD = gaussian_noise((len(positions[drift]), width), sigma, generator, torch.float64)
-        instances.append(Instance(row, drift, noise_at(positions[drift], num_tokens, noise_PD)))
+        instances.append(PerturbedPrompt(row, drift, noise_at(positions[drift], num_tokens, noise_PD)))
     return instances
 
 
@@ -197,7 +197,7 @@ class EVKTerm:
     name = "evk"
 
     def __init__(
-        self, model: Any, make_forward: MakeForward, instances: Sequence[Sequence[Instance]], config: EVKSettings
+        self, model: Any, make_forward: MakeForward, instances: Sequence[Sequence[PerturbedPrompt]], config: EVKSettings
     ) -> None:
         """Compute the original distributions.
 
@@ -206,7 +206,7 @@ class EVKTerm:
         """
         self.config = config
         problems = [([instance.row for instance in group], key_row(group[0].row)) for group in instances]
-        batch = Batch.of(problems, input_device(model))
+        batch = ValueBatch.of(problems, input_device(model))
         noise_RTD = torch.zeros(*batch.ids_RT.shape, instances[0][0].noise_TD.shape[1], dtype=torch.float64)
         for index, instance in enumerate(instance for group in instances for instance in group):
             noise_RTD[index, : len(instance.noise_TD)] = instance.noise_TD
@@ -291,7 +291,7 @@ def evk_term(
     term = EVKTerm(model, make_forward, instances, config)
     if config.evk_weight > 0:
         rows = [group[0].row for group in instances]
-        prompts = make_forward(Batch.of([([row], key_row(row)) for row in rows], input_device(model)))
+        prompts = make_forward(ValueBatch.of([([row], key_row(row)) for row in rows], input_device(model)))
         size = _size(sigma, embedding_std(model), config)
         _check_divergence(requests, term.divergence_from(prompts).tolist(), size)
     return term

@@ -18,7 +18,7 @@ from torch import nn
 
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.row_adapters import PerRowAdapters
-from edit_hooks.locate.rows import Row
+from edit_hooks.locate.rows import TokenRow
 from edit_hooks.modeling.architectures import architecture_of, input_device, unwrapped
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output, record_at, stop_after
 from edit_hooks.modeling.kv_cache import right_padded
@@ -61,7 +61,7 @@ class LayerActivations:
 @torch.no_grad()
 def read_rows(
     model: nn.Module,
-    rows: Sequence[Row],
+    rows: Sequence[TokenRow],
     layers: Sequence[int],
     last: int,
     deltas: Sequence[Delta | None] | None = None,
@@ -86,7 +86,7 @@ def read_rows(
     return LayerActivations.concatenate(parts).select(torch.tensor(order).argsort())
 
 
-def _read_batch(model: Any, rows: Sequence[Row], layers: Sequence[int], last: int) -> LayerActivations:
+def _read_batch(model: Any, rows: Sequence[TokenRow], layers: Sequence[int], last: int) -> LayerActivations:
     arch, device = architecture_of(model), input_device(model)
     ids_RT, mask_RT = right_padded([row.ids[: row.position + 1] for row in rows], device)
     position_R = torch.tensor([row.position for row in rows])

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from edit_hooks.locate.value_batch import (
-    Batch,
     ReadActivations,
     Site,
     SiteActivations,
+    ValueBatch,
     recorded_activations,
     site_module,
 )
@@ -31,7 +31,7 @@ class ReferenceForward:
     Shapes: R rows, T columns, L labels, E edits, d residual width, V vocabulary.
     """
 
-    def __init__(self, model: nn.Module, batch: Batch, layer: int, site: Site) -> None:
+    def __init__(self, model: nn.Module, batch: ValueBatch, layer: int, site: Site) -> None:
         self.model, self.batch, self.layer, self.site = unwrapped(model), batch, layer, site
         self.arch = architecture_of(self.model)
         self.lm_head = PrecomputedLogits()

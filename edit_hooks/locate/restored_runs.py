@@ -36,7 +36,7 @@ Kind = Literal["state", "mlp", "attention"]
 KINDS: tuple[Kind, ...] = ("state", "mlp", "attention")
 
 
-class Fact(NamedTuple):
+class TracedFact(NamedTuple):
     """A fact as token ids.
 
     Attributes:
@@ -52,7 +52,7 @@ class Fact(NamedTuple):
     noise: torch.Tensor | None = None
 
 
-class Cell(NamedTuple):
+class TracedToken(NamedTuple):
     """One token of one fact, as indices into a batch."""
 
     fact: int
@@ -84,7 +84,7 @@ class RestoredRuns:
         clean_F: probabilities of the answers on the plain prompts, float64. corrupted_FN: under noise on the subject.
     """
 
-    def __init__(self, model: Any, facts: Sequence[Fact], *, samples: int, noise_std: float, seed: int) -> None:
+    def __init__(self, model: Any, facts: Sequence[TracedFact], *, samples: int, noise_std: float, seed: int) -> None:
         self.model, self.samples = model, samples
         self.depth = num_layers(model)
         arch = architecture_of(model)
@@ -136,7 +136,7 @@ class RestoredRuns:
         with noisy_embeddings(self.model, self.noise_RTD), hooks(*reads):
             return self._answer_probabilities(fact_R)
 
-    def restored(self, kind: Kind, layer: int, window: int, cells: Sequence[Cell]) -> torch.Tensor:
+    def restored(self, kind: Kind, layer: int, window: int, cells: Sequence[TracedToken]) -> torch.Tensor:
         """Probabilities [C, N] of the answers with clean values at each cell's token.
 
         Args:

@@ -19,7 +19,7 @@ KL_TEMPLATE = "{} is a"
 
 
 @dataclass(frozen=True)
-class Row:
+class TokenRow:
     """One token sequence of an edit.
 
     Attributes:
@@ -64,7 +64,7 @@ def fact_position(encoding: Encoding, span: tuple[int, int], prompt_length: int,
 
 def rewriting_row(
     tokenizer: PreTrainedTokenizerBase, request: EditRequest, template: str, fact_token: FactToken = "subject_last"
-) -> Row:
+) -> TokenRow:
     """Encode the prompt in a template, continued by ``target_new``, with the target as labels.
 
     Labels are shifted by one: each target token is predicted from those before it.
@@ -85,10 +85,12 @@ def rewriting_row(
     assert placed.subject_span is not None
     position = fact_position(encoding, placed.subject_span, prompt_length, fact_token)
     labels = tuple((prompt_length - 1 + i, token) for i, token in enumerate(target_ids))
-    return Row(tuple(encoding.ids[:-1]), position, labels, prompt_length)
+    return TokenRow(tuple(encoding.ids[:-1]), position, labels, prompt_length)
 
 
-def kl_row(tokenizer: PreTrainedTokenizerBase, request: EditRequest, fact_token: FactToken = "subject_last") -> Row:
+def kl_row(
+    tokenizer: PreTrainedTokenizerBase, request: EditRequest, fact_token: FactToken = "subject_last"
+) -> TokenRow:
     """Encode ``"SUBJECT is a"``, the row of the KL term.
 
     The term preserves the next-token distribution at the fact token.
@@ -98,13 +100,13 @@ def kl_row(tokenizer: PreTrainedTokenizerBase, request: EditRequest, fact_token:
     encoding = encode(tokenizer, before + request.subject + after)
     span = (len(before), len(before) + len(request.subject))
     position = fact_position(encoding, span, len(encoding.ids), fact_token)
-    return Row(tuple(encoding.ids), position, (), len(encoding.ids))
+    return TokenRow(tuple(encoding.ids), position, (), len(encoding.ids))
 
 
-def key_row(row: Row) -> Row:
+def key_row(row: TokenRow) -> TokenRow:
     """A row cut after its fact token, without labels.
 
-    It has the same key and value at the fact token. A :class:`~edit_hooks.locate.value_batch.Batch` needs a KL row for
-    every edit; loss terms without a KL term of their own pass this shortest possible one.
+    It has the same key and value at the fact token. A :class:`~edit_hooks.locate.value_batch.ValueBatch` needs a KL row
+    for every edit; loss terms without a KL term of their own pass this shortest possible one.
     """
-    return Row(row.ids[: row.position + 1], row.position)
+    return TokenRow(row.ids[: row.position + 1], row.position)

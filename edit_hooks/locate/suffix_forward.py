@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
-from edit_hooks.locate.value_batch import Batch, ReadActivations, Site, SiteActivations, recorded_activations
+from edit_hooks.locate.value_batch import ReadActivations, Site, SiteActivations, ValueBatch, recorded_activations
 from edit_hooks.modeling import prefix_attention
 from edit_hooks.modeling.architectures import architecture_of, decoder_of, unwrapped
 from edit_hooks.modeling.embedding_noise import noisy_embeddings
@@ -99,7 +99,7 @@ class SuffixForward:
     A :class:`~edit_hooks.locate.value_batch.ValueForward`.
     """
 
-    def __init__(self, model: nn.Module, batch: Batch, layer: int, site: Site) -> None:
+    def __init__(self, model: nn.Module, batch: ValueBatch, layer: int, site: Site) -> None:
         self.model, self.batch, self.layer, self.site = unwrapped(model), batch, layer, site
         self.arch = architecture_of(self.model)
         self.lm_head = ModelHead(self.model)

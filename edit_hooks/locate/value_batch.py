@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import torch
 from torch import nn
 
-from edit_hooks.locate.rows import Row
+from edit_hooks.locate.rows import TokenRow
 from edit_hooks.modeling.architectures import Architecture
 from edit_hooks.modeling.hooks import hooks, on_input, on_output, record_at
 from edit_hooks.modeling.kv_cache import right_padded
@@ -23,11 +23,11 @@ Site = Literal["mlp", "block"]
 
 
 # The rewriting rows of an edit, the bare prompt first, and its KL row.
-ValueProblem = tuple[Sequence[Row], Row]
+ValueProblem = tuple[Sequence[TokenRow], TokenRow]
 
 
 @dataclass
-class Batch:
+class ValueBatch:
     """Right-padded rows of several edits.
 
     Rewriting rows come first, edit by edit, then the KL rows.
@@ -51,7 +51,7 @@ class Batch:
     noise_RTD: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, problems: Sequence[ValueProblem], device: torch.device) -> Batch:
+    def of(cls, problems: Sequence[ValueProblem], device: torch.device) -> ValueBatch:
         """Pad the rewriting rows and the KL row of every edit into one batch."""
         rows = [row for rewriting, _ in problems for row in rewriting] + [kl for _, kl in problems]
         edits = [edit for edit, (rewriting, _) in enumerate(problems) for _ in rewriting] + list(range(len(problems)))
@@ -69,14 +69,14 @@ class Batch:
             kl_row_E=torch.arange(len(rows) - len(problems), len(rows), device=device),
         )
 
-    def select(self, keep_E: torch.Tensor) -> Batch:
+    def select(self, keep_E: torch.Tensor) -> ValueBatch:
         """The batch without finished edits."""
         keep_R = keep_E[self.edit_R]
         rows = keep_R.nonzero()[:, 0]
         new_row_R = keep_R.cumsum(0) - 1
         new_edit_E = keep_E.cumsum(0) - 1
         labels = keep_R[self.label_row_L]
-        return Batch(
+        return ValueBatch(
             ids_RT=self.ids_RT[rows],
             mask_RT=self.mask_RT[rows],
             positions_R=self.positions_R[rows],
@@ -110,7 +110,7 @@ class ValueForward(Protocol):
         activations: at the fact tokens, of the whole batch at construction.
     """
 
-    batch: Batch
+    batch: ValueBatch
     activations: SiteActivations
 
     @property
@@ -126,7 +126,7 @@ class ValueForward(Protocol):
         """Drop finished edits."""
 
 
-MakeForward = Callable[[Batch], ValueForward]  # at an editor's layer and site
+MakeForward = Callable[[ValueBatch], ValueForward]  # at an editor's layer and site
 
 
 ReadActivations = Callable[[], SiteActivations]  # after a forward pass

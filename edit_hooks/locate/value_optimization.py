@@ -32,14 +32,14 @@ from torch import nn
 
 from edit_hooks.locate.reference_forward import ReferenceForward
 from edit_hooks.locate.suffix_forward import SuffixForward
-from edit_hooks.locate.value_batch import Batch, Site, SiteActivations, ValueForward, ValueProblem
+from edit_hooks.locate.value_batch import Site, SiteActivations, ValueBatch, ValueForward, ValueProblem
 from edit_hooks.modeling.architectures import input_device, unwrapped
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.lm_head import default_max_logits
 from edit_hooks.modeling.memory import bytes_per_token, cache_bytes_per_token, free_cuda_bytes
 from edit_hooks.modeling.vocab_loss import OriginalLogits, vocab_losses
 
-MakeEngine = Callable[[nn.Module, Batch, int, Site], ValueForward]
+MakeEngine = Callable[[nn.Module, ValueBatch, int, Site], ValueForward]
 
 
 ENGINES: dict[str, MakeEngine] = {"fast": SuffixForward, "reference": ReferenceForward}
@@ -170,7 +170,7 @@ def optimize_values(
     with frozen(inner):
         for chunk in split_problems(problems, limits):
             chunk_terms = terms(chunk) if terms is not None else ()
-            batch = Batch.of([problems[index] for index in chunk], input_device(inner))
+            batch = ValueBatch.of([problems[index] for index in chunk], input_device(inner))
             forward = ENGINES[engine](inner, batch, settings.layer, settings.site)
             solved = _solve(forward, settings, limits.max_logits, chunk_terms, progress or (lambda _count: None))
             values.update(zip(chunk, solved, strict=True))
@@ -241,7 +241,7 @@ def _solve(
     return results
 
 
-def _initial_values(activations: SiteActivations, batch: Batch) -> list[OptimizedValue]:
+def _initial_values(activations: SiteActivations, batch: ValueBatch) -> list[OptimizedValue]:
     """v0, keys and outputs of each edit on the unedited model.
 
     The first row of an edit is its bare prompt.
@@ -349,7 +349,7 @@ def _losses(
     return nll_E + parts["kl"] + parts["weight_decay"], parts
 
 
-def mean_over_labels(batch: Batch, nll_L: torch.Tensor, like_E: torch.Tensor) -> torch.Tensor:
+def mean_over_labels(batch: ValueBatch, nll_L: torch.Tensor, like_E: torch.Tensor) -> torch.Tensor:
     """Mean over an edit's rows of the mean over a row's labels, [E].
 
     The dtype and device are those of ``like_E`` [E].

@@ -31,7 +31,7 @@ MAX_PADDING_CPU = 24
 PADDING_SHARE_GPU = 1.0
 
 
-class Aligned(NamedTuple):
+class AlignedCache(NamedTuple):
     """A right-aligned cache and its mask [R, T] (1: token, 0: padding)."""
 
     cache: DynamicCache
@@ -69,14 +69,14 @@ def group_by_length(lengths: Sequence[int], padding_limit: int) -> list[list[int
     return groups
 
 
-def right_aligned(cache: DynamicCache, length_R: torch.Tensor, width: int) -> Aligned:
+def right_aligned(cache: DynamicCache, length_R: torch.Tensor, width: int) -> AlignedCache:
     """Shift the cache of a right-padded prefill so that rows end in the last column.
 
     ``width`` is the number of columns of the prefill.
     """
     index_RT = length_R[:, None] - width + torch.arange(width, device=length_R.device)
     shifted = [(shift_columns(layer.keys, index_RT), shift_columns(layer.values, index_RT)) for layer in cache.layers]
-    return Aligned(DynamicCache(shifted), (index_RT >= 0).long())
+    return AlignedCache(DynamicCache(shifted), (index_RT >= 0).long())
 
 
 def select_rows(cache: DynamicCache, rows: torch.Tensor) -> DynamicCache:

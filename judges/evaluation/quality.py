@@ -40,7 +40,7 @@ class LabeledPair(NamedTuple):
     reason: str
 
 
-class Scores(NamedTuple):
+class JudgeScores(NamedTuple):
     """Scores of a judge on some pairs.
 
     Args:
@@ -67,7 +67,7 @@ class JudgeQuality(NamedTuple):
     """Scores of a judge by category (:data:`OVERALL` first), the pairs it got wrong, and its report."""
 
     judge: str
-    scores: dict[str, Scores]
+    scores: dict[str, JudgeScores]
     errors: list[tuple[LabeledPair, Verdict]]
     report: Report
 
@@ -130,7 +130,7 @@ def measure_judge(judge: Judge, pairs: Sequence[LabeledPair]) -> JudgeQuality:
     return JudgeQuality(judge.name, scores, errors, judged.report)
 
 
-def _score(results: Sequence[tuple[LabeledPair, Verdict]]) -> Scores:
+def _score(results: Sequence[tuple[LabeledPair, Verdict]]) -> JudgeScores:
     labels = [(pair.label, verdict.label) for pair, verdict in results if verdict.label]
     counts = {(label, verdict): labels.count((label, verdict)) for label in LABELS for verdict in LABELS}
     # (labeled correct, judged correct)
@@ -139,7 +139,7 @@ def _score(results: Sequence[tuple[LabeledPair, Verdict]]) -> Scores:
     true_positives = sum(label and verdict for label, verdict in scored)
     judged_correct = sum(verdict for _, verdict in scored)
     labeled_correct = sum(label for label, _ in scored)
-    return Scores(
+    return JudgeScores(
         num_pairs=len(results),
         num_correct=sum(pair.label == CORRECT for pair, _ in results),
         num_scored=len(scored),
@@ -172,7 +172,7 @@ def accuracy_rows(qualities: Sequence[JudgeQuality]) -> Iterator[tuple[str, ...]
         yield (category, str(first.num_pairs), *map(_format_number, accuracies))
 
 
-def _format_scores(scores: Scores) -> tuple[str, ...]:
+def _format_scores(scores: JudgeScores) -> tuple[str, ...]:
     coverage = scores.num_scored / (scores.num_pairs or 1)
     return tuple(map(_format_number, (scores.accuracy, scores.precision, scores.recall, coverage)))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from edit_hooks.utils.files import cache_root, require_folder
 from edit_hooks.utils.logs import get_logger
 from judges.backends.base import Backend, Fault, Outcome, Reply
-from judges.base import Item, Judged, Report, Verdict, count_reasons
+from judges.base import Item, Judgment, Report, Verdict, count_reasons
 from judges.model.cost import CostEstimate
 from judges.model.verdict_store import VerdictStore
 from judges.parse import ParsedReply, read_verdict
@@ -49,7 +49,7 @@ class ModelJudge:
         chats = [self.prompt.chat(item) for item in distinct if item not in stored]
         return CostEstimate.of("answers", len(items), len(stored), chats, self.settings)
 
-    def judge(self, items: Sequence[Item]) -> Judged:
+    def judge(self, items: Sequence[Item]) -> Judgment:
         """Return one verdict per item, in order. Each distinct item without a stored reply costs one request.
 
         With ``ask_again=unscored`` a stored reply without a verdict counts as none.
@@ -91,7 +91,7 @@ class ModelJudge:
             unreadable_reply=next(iter(unreadable), None),
             is_stored=self.store.is_kept,
         )
-        return Judged(verdicts, report)
+        return Judgment(verdicts, report)
 
     def _read_stored(self, items: Sequence[Item]) -> tuple[list[Item], dict[Item, Reply]]:
         """Return the distinct items and the stored replies among them, without those to be requested again."""

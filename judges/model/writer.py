@@ -70,7 +70,7 @@ class ReplyStore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class WriterReplies:
     """Outcomes in the order of the chats, and what they cost.
 
     Args:
@@ -132,7 +132,7 @@ class Writer:
         missing = [chat for key, chat in distinct.items() if key not in stored]
         return CostEstimate.of("requests", len(chats), len(stored), missing, self.settings)
 
-    def write(self, chats: Sequence[Chat]) -> Written:
+    def write(self, chats: Sequence[Chat]) -> WriterReplies:
         """Return one outcome per chat, in order. Each distinct chat without a stored reply costs one request.
 
         Raises:
@@ -152,7 +152,7 @@ class Writer:
             outcomes |= dict(zip(missing, result.outcomes, strict=True))
             num_calls = result.num_calls
             new_replies = [outcome for outcome in result.outcomes if isinstance(outcome, Reply)]
-        return Written(
+        return WriterReplies(
             outcomes=[
                 without_thought(outcomes[self.store.key(self._with_system(chat))], self.settings.think_end_token)
                 for chat in chats

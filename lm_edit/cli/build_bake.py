@@ -26,8 +26,8 @@ from lm_edit.cli.command import (
 
 if TYPE_CHECKING:
     from judges.model.writer import Writer
-    from lm_edit.builders.bake.building import Built, FactTable
-    from lm_edit.builders.bake.writing import Written
+    from lm_edit.builders.bake.building import BakeRecords, FactTable
+    from lm_edit.builders.bake.writing import TemplateReplies
 
 REPLY_TOKENS = 1024  # unless the writer's settings name a limit; a reply has nine templates
 UNKNOWN = "the model does not prefer the original answer to the desired one"
@@ -196,7 +196,7 @@ def _write_templates(args: argparse.Namespace, table: FactTable) -> bool:
     return True
 
 
-def _provenance(args: argparse.Namespace, writer: Writer, written: Written) -> dict[str, Any]:
+def _provenance(args: argparse.Namespace, writer: Writer, written: TemplateReplies) -> dict[str, Any]:
     """Origin of written templates, and what was dropped."""
     from edit_hooks.utils.files import sha256_of, user_path
     from lm_edit.builders.bake.writing import PROMPT_NAME, prompt_hash
@@ -211,7 +211,7 @@ def _provenance(args: argparse.Namespace, writer: Writer, written: Written) -> d
     }
 
 
-def _report_templates(written: Written) -> None:
+def _report_templates(written: TemplateReplies) -> None:
     wordings = written.wordings.values()
     counts = {
         "prompts": sum(len(one.prompts) for one in wordings),
@@ -223,7 +223,7 @@ def _report_templates(written: Written) -> None:
     say_reasons("relation without templates", written.unreadable)
 
 
-def _keep_known(args: argparse.Namespace, built: Built) -> None:
+def _keep_known(args: argparse.Namespace, built: BakeRecords) -> None:
     """Keep the records whose original fact the model has, with what it said in ``provenance``."""
     from edit_hooks.assets.demo_name import DEMO_NAME
     from edit_hooks.lm.model import EditedHFLM
@@ -249,7 +249,7 @@ def _keep_known(args: argparse.Namespace, built: Built) -> None:
     built.records = kept
 
 
-def _report(facts: Any, built: Built) -> None:
+def _report(facts: Any, built: BakeRecords) -> None:
     records = built.records
     say(f"facts: {len(facts)}")
     say(f"edits: {len(records)}, of {len({record['relation'] for record in records})} relations")

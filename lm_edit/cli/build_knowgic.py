@@ -22,7 +22,7 @@ from lm_edit.cli.command import (
 
 if TYPE_CHECKING:
     from lm_edit.builders.knowgic.graph import KnowledgeGraph
-    from lm_edit.builders.knowgic.joining import Joined
+    from lm_edit.builders.knowgic.joining import JoinedGraph
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +87,7 @@ def _join(args: argparse.Namespace) -> KnowledgeGraph:
     return joined.graph
 
 
-def _say_joined(joined: Joined) -> None:
+def _say_joined(joined: JoinedGraph) -> None:
     holders = joined.origin.holders
     for file in joined.files:
         held = joined.held_by(file)

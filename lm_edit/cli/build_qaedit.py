@@ -17,7 +17,7 @@ from lm_edit.cli.command import Verb, add_overwrite_argument, check_output_files
 if TYPE_CHECKING:
     from judges.model.writer import Writer
     from lm_edit.builders.qaedit.building import Building
-    from lm_edit.builders.qaedit.questions import LocalityPair, Question, QuestionFile, Reading
+    from lm_edit.builders.qaedit.questions import LocalityPair, QuestionAnswer, QuestionFile, Reading
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -155,7 +155,7 @@ def _provenance(writer: Writer, files: Iterable[QuestionFile], locality: str) ->
     }
 
 
-def _say_reading(reading: Reading[Question], locality: Reading[LocalityPair]) -> None:
+def _say_reading(reading: Reading[QuestionAnswer], locality: Reading[LocalityPair]) -> None:
     counts = Counter(question.file.origin for question in reading.pairs)
     say(f"questions: {len(reading.pairs)} ({', '.join(f'{name} {count}' for name, count in counts.items())})")
     say_reasons("left out", reading.left_out)

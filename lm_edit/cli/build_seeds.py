@@ -19,7 +19,7 @@ from lm_edit.cli.command import (
 )
 
 if TYPE_CHECKING:
-    from lm_edit.builders.knowgic.seed_triplets import Drawn
+    from lm_edit.builders.knowgic.seed_triplets import SeedDraw
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,7 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _provenance(args: argparse.Namespace, drawn: Drawn, source: dict[str, Any]) -> dict[str, Any]:
+def _provenance(args: argparse.Namespace, drawn: SeedDraw, source: dict[str, Any]) -> dict[str, Any]:
     named = ("data", "file", "sha256", "commit", "revision", "url")
     return {
         "records": {name: source[name] for name in named if name in source},
@@ -65,7 +65,7 @@ def _provenance(args: argparse.Namespace, drawn: Drawn, source: dict[str, Any]) 
     }
 
 
-def _report(drawn: Drawn, per_relation: int) -> None:
+def _report(drawn: SeedDraw, per_relation: int) -> None:
     for name, available in drawn.available.items():
         taken = sum(one.edit.fact.relation == name for one in drawn.candidates)
         lacking = f", {per_relation} wanted" if taken < per_relation else ""

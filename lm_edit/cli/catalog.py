@@ -10,7 +10,7 @@ from edit_hooks.utils.errors import EditingError
 from lm_edit.cli.command import DATA_HELP, Verb, say, table, yes_no
 
 if TYPE_CHECKING:
-    from edit_hooks.base.describe import Setting
+    from edit_hooks.base.describe import EditorSetting
 
 
 def _add_editors_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def _run_editors(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_settings(settings: Sequence[Setting]) -> None:
+def _print_settings(settings: Sequence[EditorSetting]) -> None:
     table(("setting", "type", "default", "meaning"), [(s.name, s.kind, s.default, s.help) for s in settings])
 
 

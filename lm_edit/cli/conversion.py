@@ -31,11 +31,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     from edit_hooks.utils.json_io import read_rows
-    from lm_edit.builders.bake.conversion import Wording, convert, read_released_prompts
+    from lm_edit.builders.bake.conversion import ConceptWording, convert, read_released_prompts
 
     check_output_files(args, "out", inputs=[args.concepts, *args.final])
     given = {"edit": args.edit_prompt, "paraphrase": args.paraphrase_prompt, "judge": args.judge_question}
-    wording = Wording(**{name: text for name, text in given.items() if text is not None})
+    wording = ConceptWording(**{name: text for name, text in given.items() if text is not None})
     released = read_released_prompts(read_rows(path, "file of prompts") for path in args.final)
     conversion = convert(read_rows(args.concepts, "file of concepts"), released, wording)
     for name, count in conversion.statistics().items():

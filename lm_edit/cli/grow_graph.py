@@ -86,7 +86,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     from judges.backends.hf import HFBackend
     from judges.model.factory import make_writer
-    from lm_edit.builders.knowgic.growth import Grower, Limits
+    from lm_edit.builders.knowgic.growth import Grower, GrowthLimits
     from lm_edit.builders.knowgic.seeds import read_seeds
 
     check_output_files(args, "out", inputs=[args.seeds, args.writer, *filter(None, [args.review])])
@@ -96,7 +96,7 @@ def _run(args: argparse.Namespace) -> int:
     writer = make_writer(args.writer, reply_tokens=REPLY_TOKENS, **overrides)
     if review is not None and writer.settings.store == "off":
         raise EditingError("--review needs stored replies, or every run would send all requests again; drop store off.")
-    limits = Limits(**{name: getattr(args, name) for name in LIMITS})
+    limits = GrowthLimits(**{name: getattr(args, name) for name in LIMITS})
     requests = _Requests(writer, is_dry=args.dry_run or writer.settings.dry_run)
     grower = Grower(seeds, requests, limits, review, say)
     if isinstance(writer.backend, HFBackend):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from edit_hooks.lm.model import EditedHFLM
-    from lm_edit.tuning.search import Outcome
+    from lm_edit.tuning.search import SearchOutcome
     from lm_edit.tuning.trials import Trial
     from lm_eval_tasks.common.records.cases import Case
 
@@ -184,7 +184,7 @@ def _parse_candidates(args: argparse.Namespace) -> dict[str, list[Any]]:
     return vary
 
 
-def _print_trials(outcome: Outcome, model: nn.Module, editor: str) -> None:
+def _print_trials(outcome: SearchOutcome, model: nn.Module, editor: str) -> None:
     from edit_hooks.base.registry import load_editor
 
     rows = []
@@ -211,7 +211,7 @@ def _value_cells(trial: Trial) -> list[str]:
     return [f"{trial.score:.3f}", *means, margin, str(len(trial.facts))]
 
 
-def _scored(outcome: Outcome) -> str:
+def _scored(outcome: SearchOutcome) -> str:
     """The facts behind the score of the best candidate, in words, and those that were left out."""
     text = f"{len(outcome.trials[0].facts)} facts"
     if outcome.known:
@@ -219,7 +219,7 @@ def _scored(outcome: Outcome) -> str:
     return text
 
 
-def _notes(outcome: Outcome, editor: str) -> list[str]:
+def _notes(outcome: SearchOutcome, editor: str) -> list[str]:
     """Sentences under the table: the step, what the score lacks, and why there is no result."""
     from lm_edit.tuning.settings_file import case_name
 
@@ -243,7 +243,7 @@ def _notes(outcome: Outcome, editor: str) -> list[str]:
     return notes
 
 
-def _reason(outcome: Outcome, editor: str) -> str:
+def _reason(outcome: SearchOutcome, editor: str) -> str:
     """Why a search has no result."""
     step = outcome.step
     if step is not None and step.size is None:

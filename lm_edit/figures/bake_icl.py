@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lm_edit.figures.charts import Chart
 from lm_edit.figures.needs import DEFAULTS, Needs, Options
-from lm_edit.figures.paired import Comparison, draw_pairs
+from lm_edit.figures.paired import PairedFigure, draw_pairs
 from lm_edit.figures.spec import FigureSpec
 from lm_edit.results.comparing import has_context
 
@@ -31,7 +31,7 @@ NEEDS = Needs(
 )
 
 
-FIGURE = Comparison(
+FIGURE = PairedFigure(
     needs=NEEDS,
     title="Editors with and without an in-context prompt",
     columns=COLUMNS,

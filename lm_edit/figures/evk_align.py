@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lm_edit.figures.charts import Chart
 from lm_edit.figures.needs import DEFAULTS, Needs, Options
-from lm_edit.figures.paired import Comparison, draw_pairs
+from lm_edit.figures.paired import PairedFigure, draw_pairs
 from lm_edit.figures.spec import FigureSpec
 from lm_eval_tasks.report.editor_settings import find_setting
 
@@ -42,7 +42,7 @@ def is_aligned(rows: DataFrame) -> list[bool]:
     return [find_setting(config, SETTING) is True for config in rows["editor_config"]]
 
 
-FIGURE = Comparison(
+FIGURE = PairedFigure(
     needs=NEEDS,
     title="Gains by EVK-Align",
     columns=COLUMNS,

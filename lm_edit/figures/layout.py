@@ -22,7 +22,7 @@ TITLE_LINE = 0.15  # inches
 PAD = 3.0  # pixels between a text and what is near it
 
 
-class Place(NamedTuple):
+class TextPlace(NamedTuple):
     """A place for a text: its position, in the text's own coordinates, and its alignment."""
 
     position: tuple[float, float]
@@ -34,10 +34,10 @@ class Movable(NamedTuple):
     """A text and its possible places, the preferred one first."""
 
     text: Text
-    places: Sequence[Place]
+    places: Sequence[TextPlace]
 
 
-class Drawn(NamedTuple):
+class DrawnPanel(NamedTuple):
     """Axes of a panel, its row, and the texts that :func:`fit` has to find room for.
 
     Attributes:
@@ -54,7 +54,7 @@ class Drawn(NamedTuple):
     obstacles: Sequence[Text] = ()
 
 
-def fit(figure: Figure, panels: Sequence[Drawn]) -> None:
+def fit(figure: Figure, panels: Sequence[DrawnPanel]) -> None:
     """Wrap the titles to their axes, and move texts that are cut or cover each other."""
     figure.draw_without_rendering()
     lines: dict[int, int] = {}
@@ -64,7 +64,7 @@ def fit(figure: Figure, panels: Sequence[Drawn]) -> None:
     width, height = figure.get_size_inches()
     figure.set_size_inches(width, height + TITLE_LINE * sum(count - 1 for count in lines.values()))
     figure.draw_without_rendering()
-    together: dict[tuple[float, float], list[Drawn]] = {}
+    together: dict[tuple[float, float], list[DrawnPanel]] = {}
     for panel in panels:
         _move_apart(panel)
         if panel.numbers:
@@ -84,7 +84,7 @@ def legend_columns(widths: Sequence[float], room: float) -> int:
     return 1
 
 
-def _wrap_title(panel: Drawn) -> int:
+def _wrap_title(panel: DrawnPanel) -> int:
     """Wrap a title to the width between the left end of its axes and the right end of the panel; return its lines."""
     if not panel.title:
         return 1
@@ -96,7 +96,7 @@ def _wrap_title(panel: Drawn) -> int:
     return len(lines)
 
 
-def _make_room(panels: Sequence[Drawn]) -> None:
+def _make_room(panels: Sequence[DrawnPanel]) -> None:
     """Widen the horizontal axis of panels with the same limits until all numbers are inside."""
     first, last = panels[0].axes.get_xlim()
     for _ in range(4):  # the numbers keep their size, so one step is not enough
@@ -120,7 +120,7 @@ def _make_room(panels: Sequence[Drawn]) -> None:
         panel.axes.set_xticks([tick for tick in ticks if first - rounding <= tick <= last + rounding])
 
 
-def _move_apart(panel: Drawn) -> None:
+def _move_apart(panel: DrawnPanel) -> None:
     placed = [text.get_window_extent() for text in panel.obstacles] + _boxes_of_points(panel.axes)
     inside = panel.axes.get_window_extent()
     for text, places in panel.movable:
@@ -142,7 +142,7 @@ def _boxes_of_points(axes: Axes) -> list[Bbox]:
     return [Bbox([start - PAD, end + PAD]) for start, end in ends]
 
 
-def _extent_at(text: Text, place: Place) -> Bbox:
+def _extent_at(text: Text, place: TextPlace) -> Bbox:
     text.set_position(place.position)
     text.set_horizontalalignment(place.ha)
     text.set_verticalalignment(place.va)

@@ -32,7 +32,7 @@ WITH, WITHOUT = 0, 1  # colors
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class PairedFigure:
     """A figure of this kind.
 
     Attributes:
@@ -61,7 +61,7 @@ class Panel(NamedTuple):
     title: str
 
 
-def draw_pairs(rows: DataFrame, figure: Comparison, options: Options = DEFAULTS) -> Chart:
+def draw_pairs(rows: DataFrame, figure: PairedFigure, options: Options = DEFAULTS) -> Chart:
     """Draw the figure; the caption names the editors that have runs of one kind only.
 
     Args:
@@ -117,7 +117,7 @@ def _display_names(runs: DataFrame) -> list[str]:
     return [shown[editor] or str(editor) for editor in runs["editor"]]
 
 
-def _panels(rows: DataFrame, figure: Comparison, options: Options) -> list[Panel]:
+def _panels(rows: DataFrame, figure: PairedFigure, options: Options) -> list[Panel]:
     """The panels that some row has; those of the chosen column if there is one."""
     wanted = [Panel(options.metric or column, *place) for column, place in figure.columns.items()]
     present = set(zip(rows["metric"], rows["task"], strict=True))
@@ -132,7 +132,7 @@ def _is_share(rows: DataFrame, metric: str) -> bool:
     return bool(rows[rows["metric"] == metric]["is_rate"].map(bool).all())
 
 
-def _one(rows: DataFrame, figure: Comparison, editor: str, added: bool) -> Cell:
+def _one(rows: DataFrame, figure: PairedFigure, editor: str, added: bool) -> Cell:
     if len(rows) > 1:
         raise figure.needs.missing(
             f"{len(rows)} runs of {editor} {'with' if added else 'without'} {figure.setting} are given; "

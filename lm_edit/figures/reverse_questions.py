@@ -23,7 +23,7 @@ IN_PROMPT_NOTE = (
 )
 
 
-class Asked(NamedTuple):
+class QuestionRows(NamedTuple):
     """The rows of one form of the questions.
 
     Attributes:
@@ -38,7 +38,7 @@ class Asked(NamedTuple):
     ending: str
 
 
-def by_form(rows: DataFrame, needs: Needs, columns: Sequence[str]) -> list[Asked]:
+def by_form(rows: DataFrame, needs: Needs, columns: Sequence[str]) -> list[QuestionRows]:
     """The forms of which there are rows; ``columns`` are those of bake_rq.
 
     Raises:
@@ -55,17 +55,17 @@ def by_form(rows: DataFrame, needs: Needs, columns: Sequence[str]) -> list[Asked
         chosen = require_rows(rows, needs, list(forms[task].values()), tasks=[task])
         require_edited(chosen, needs)
         at_end = rows[rows["task"].eq(task) & rows["stage"].eq(FINAL)]
-        asked.append(Asked(chosen, at_end, forms[task], endings[task]))
+        asked.append(QuestionRows(chosen, at_end, forms[task], endings[task]))
     return asked
 
 
-def rows_of(forms: Sequence[Asked]) -> DataFrame:
+def rows_of(forms: Sequence[QuestionRows]) -> DataFrame:
     """The drawn rows of all forms."""
     import pandas
 
     return pandas.concat([form.rows for form in forms])
 
 
-def form_notes(forms: Sequence[Asked]) -> list[str]:
+def form_notes(forms: Sequence[QuestionRows]) -> list[str]:
     """Sentences about the forms for the caption."""
     return [IN_PROMPT_NOTE] if any(form.ending for form in forms) else []

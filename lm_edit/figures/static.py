@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edit_hooks.utils.files import replacing
 from lm_edit.figures.charts import UNSCORED, Bars, Chart, HeatMap, Lines, Network, Panel, Points, Reference, Waterfall
-from lm_edit.figures.layout import Drawn, Movable, Place, fit, legend_columns
+from lm_edit.figures.layout import DrawnPanel, Movable, TextPlace, fit, legend_columns
 from lm_edit.figures.look import (
     DARK,
     FALL,
@@ -51,10 +51,10 @@ BEND = 0.08  # of the edges of a graph
 SHARES_OF_EDGE = (0.36, 0.44, 0.28, 0.52, 0.2, 0.6, 0.68, 0.76)
 # Offsets of a name from its point, in points.
 NAME_PLACES = (
-    Place((4, 3), "left", "bottom"), Place((4, -3), "left", "top"), Place((-4, 3), "right", "bottom"),
-    Place((-4, -3), "right", "top"), Place((0, 7), "center", "bottom"), Place((0, -7), "center", "top"),
-    Place((10, 10), "left", "bottom"), Place((10, -10), "left", "top"), Place((-10, 10), "right", "bottom"),
-    Place((-10, -10), "right", "top"),
+    TextPlace((4, 3), "left", "bottom"), TextPlace((4, -3), "left", "top"), TextPlace((-4, 3), "right", "bottom"),
+    TextPlace((-4, -3), "right", "top"), TextPlace((0, 7), "center", "bottom"), TextPlace((0, -7), "center", "top"),
+    TextPlace((10, 10), "left", "bottom"), TextPlace((10, -10), "left", "top"), TextPlace((-10, 10), "right", "bottom"),
+    TextPlace((-10, -10), "right", "top"),
 )  # fmt: skip
 WHISKERS = {"elinewidth": 0.7, "capsize": 1.5}
 SETTINGS: dict[str, Any] = {
@@ -100,7 +100,7 @@ def draw_static(chart: Chart) -> Figure:
         for index, panel in enumerate(chart.panels):
             axes = figure.add_subplot(grid[divmod(index, columns)])
             texts = _draw_panel(axes, panel)
-            drawn.append(Drawn(axes, index // columns, shown(panel.title, MAX_TITLE), *texts))
+            drawn.append(DrawnPanel(axes, index // columns, shown(panel.title, MAX_TITLE), *texts))
         lines = caption_lines(chart.sentences, width)
         figure.supxlabel("\n".join(lines), fontsize=6.5, color=theme().caption, x=0.01, ha="left", linespacing=1.35)
         title = textwrap.wrap(shown(chart.title, MAX_TITLE), int(width * TITLE_CHARACTERS_PER_INCH))
@@ -389,7 +389,7 @@ def _draw_network(axes: Axes, panel: Network) -> Texts:
             },
         )  # fmt: skip
         if edge.label:
-            along = [Place(_on_edge(places[edge.source], places[edge.target], share)) for share in SHARES_OF_EDGE]
+            along = [TextPlace(_on_edge(places[edge.source], places[edge.target], share)) for share in SHARES_OF_EDGE]
             text = axes.text(
                 *along[0].position, shown(edge.label, 28), fontsize=5.5, color=look.ink, zorder=3.5,
                 bbox={"boxstyle": "round,pad=0.1", "facecolor": theme().paper, "edgecolor": "none", "alpha": 0.85},

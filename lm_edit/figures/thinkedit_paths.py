@@ -10,14 +10,14 @@ from lm_edit.figures.needs import Needs
 from lm_eval_tasks.knowgic.chains import share_with_answer
 
 if TYPE_CHECKING:
-    from lm_edit.results.documents import CaseDocument, Question, SavedResponse
+    from lm_edit.results.documents import CaseDocument, SavedQuestion, SavedResponse
 
 HALF_OF = 0.5  # of a chain's strength before the edit
 
 Pair = tuple[float, float]  # before and after the edit
 
 
-class Step(NamedTuple):
+class PathStep(NamedTuple):
     """A fact of a chain: its ends, its question, and the probability of its answer before and after the edit."""
 
     subject: str
@@ -30,7 +30,7 @@ class Step(NamedTuple):
 class Path(NamedTuple):
     """A chain with its strengths R, the products of its steps' probabilities; NaN if an answer is missing."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[PathStep, ...]
 
     @property
     def before(self) -> float:
@@ -93,7 +93,7 @@ def read_paths(document: CaseDocument, needs: Needs) -> list[Path]:
     Raises:
         EditingError: for a document without an answer of its chains.
     """
-    by_prompt: dict[str, list[Question]] = {}
+    by_prompt: dict[str, list[SavedQuestion]] = {}
     for question in document.questions:
         by_prompt.setdefault(question.prompt, []).append(question)
     prompts = list(by_prompt)
@@ -104,13 +104,13 @@ def read_paths(document: CaseDocument, needs: Needs) -> list[Path]:
             pair = _pair(by_prompt[prompts[number]], answer, document)
             if pair is None:
                 raise needs.missing(f"case {document.case_id} has no answer {answer!r} to {prompts[number]!r}")
-            steps.append(Step(subject, answer, prompts[number], *pair))
+            steps.append(PathStep(subject, answer, prompts[number], *pair))
             subject = answer
         paths.append(Path(tuple(steps)))
     return paths
 
 
-def _pair(questions: Sequence[Question], answer: str, document: CaseDocument) -> Pair | None:
+def _pair(questions: Sequence[SavedQuestion], answer: str, document: CaseDocument) -> Pair | None:
     """Probability before and after the edit; ``None`` if the answer was not asked."""
     if all(question.target is None for question in questions):
         names = [answer, *document.extras.get("aliases", {}).get(answer, ())]

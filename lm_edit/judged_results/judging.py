@@ -18,8 +18,8 @@ from judges.model.factory import make_model_judge
 from judges.model.judge import ModelJudge
 from judges.settings import with_settings
 from lm_edit.judged_results.checks import same_task
-from lm_edit.judged_results.replay import Judged, SavedTask, build_task, items_to_judge, judge_task
-from lm_edit.judged_results.sources import Source, find_sources
+from lm_edit.judged_results.replay import JudgedTask, SavedTask, build_task, items_to_judge, judge_task
+from lm_edit.judged_results.sources import JudgedFile, find_sources
 from lm_edit.judged_results.writing import write_judged, written_before
 from lm_eval_tasks.common.scoring.columns import is_number
 from lm_eval_tasks.common.scoring.metric_list import declared_metrics
@@ -109,7 +109,7 @@ class Judging:
             columns += _columns(source, judged)
         return written, columns
 
-    def _left(self, out: Path, overwrite: bool) -> list[Source]:
+    def _left(self, out: Path, overwrite: bool) -> list[JudgedFile]:
         """The sources with the tasks that are to be judged.
 
         Raises:
@@ -125,7 +125,7 @@ class Judging:
                 has = f"{before[done[0]].path} has the verdicts of this judge on {', '.join(done)}"
                 log.warning("%s: %s left out; %s", source.file.path, "these tasks are" if tasks else "it is", has)
             if tasks:
-                left.append(Source(source.file, tasks))
+                left.append(JudgedFile(source.file, tasks))
         if not left:
             raise EditingError(
                 f"{out} has the verdicts of this judge on all these answers already; name another folder, or replace "
@@ -133,7 +133,7 @@ class Judging:
             )
         return left
 
-    def _judge(self, source: Source, task: str, separator: str | None) -> Judged:
+    def _judge(self, source: JudgedFile, task: str, separator: str | None) -> JudgedTask:
         saved = SavedTask(source.file, task)  # read again: the samples of all tasks need not fit into memory
         try:
             return judge_task(build_task(saved, self.judge, self.include_paths, separator), saved)
@@ -141,7 +141,7 @@ class Judging:
             raise type(error)(f"{source.file.path}, {task}: {error}") from None
 
 
-def _saved_tasks(sources: Sequence[Source]) -> Iterator[SavedTask]:
+def _saved_tasks(sources: Sequence[JudgedFile]) -> Iterator[SavedTask]:
     return (SavedTask(source.file, task) for source in sources for task in source.tasks)
 
 
@@ -160,7 +160,7 @@ def _with_state(num_written: int, judge: ModelJudge) -> Iterator[None]:
         raise type(error)(f"{error}{kept} No results of this run were written{before}.") from None
 
 
-def _columns(source: Source, judged: Mapping[str, Judged]) -> Iterator[JudgedColumn]:
+def _columns(source: JudgedFile, judged: Mapping[str, JudgedTask]) -> Iterator[JudgedColumn]:
     for task, result in judged.items():
         declared = declared_metrics(result.config)
         for metric in (name for name, one in declared.items() if one.get("from") == "judge"):

@@ -36,7 +36,7 @@ NOT_SETTINGS = (*WRITTEN, "judge", "own_judges")
 Row = Mapping[str, Any]
 
 
-class Judged(NamedTuple):
+class JudgedTask(NamedTuple):
     """A task as its run would have written it with a judge.
 
     Attributes:
@@ -234,7 +234,7 @@ def _with_judge_steps(pipeline: FilterEnsemble, change: Callable[[Any], Any]) ->
     return FilterEnsemble(name=pipeline.name, filters=steps)
 
 
-def judge_task(task: EditingTask, saved: SavedTask) -> Judged:
+def judge_task(task: EditingTask, saved: SavedTask) -> JudgedTask:
     """The judged pipelines of a task over the saved answers; what other pipelines gave stays as the run saved it.
 
     Raises:
@@ -254,7 +254,7 @@ def judge_task(task: EditingTask, saved: SavedTask) -> Judged:
     samples = [row for row in saved.rows if row.get("filter") not in names]
     firsts = list(saved.firsts.values())
     samples += as_json([_as_saved(sample, firsts[sample["doc_id"]]) for sample in results["samples"][saved.name]])
-    return Judged(as_json(columns), _judged_config(saved.saved_config, dumped), samples)
+    return JudgedTask(as_json(columns), _judged_config(saved.saved_config, dumped), samples)
 
 
 def _as_saved(sample: dict[str, Any], first: Row) -> dict[str, Any]:

@@ -16,14 +16,14 @@ from lm_edit.results.task_facts import TaskFacts
 NEEDED = "--write-results needs the files of lm_eval --output_path --log_samples as the run left them"
 
 
-class Source(NamedTuple):
+class JudgedFile(NamedTuple):
     """A result file, and those of its tasks that are judged: each with current samples, and with judged columns."""
 
     file: ResultFile
     tasks: tuple[str, ...]
 
 
-def find_sources(paths: Sequence[str]) -> list[Source]:
+def find_sources(paths: Sequence[str]) -> list[JudgedFile]:
     """Find the tasks to judge, by result file.
 
     The samples are those of :func:`~lm_edit.results.sample_files.current_sample_files`. A result file includes all
@@ -49,7 +49,7 @@ def find_sources(paths: Sequence[str]) -> list[Source]:
         tasks.setdefault(source.results, []).append(source.task)
     files = {read_result_file(Path(path)): of_file for path, of_file in tasks.items()}
     sources = [
-        Source(file, tuple(task for task in file.tasks if task in of_file and TaskFacts(file, task).takes_judge))
+        JudgedFile(file, tuple(task for task in file.tasks if task in of_file and TaskFacts(file, task).takes_judge))
         for file, of_file in files.items()
     ]
     if not any(source.tasks for source in sources):

@@ -14,7 +14,7 @@ from edit_hooks.lm.loading.versions import installed_versions
 from edit_hooks.utils.files import remove_at_once, replacing
 from edit_hooks.utils.json_io import json_lines, json_text
 from edit_hooks.utils.logs import get_logger
-from lm_edit.judged_results.replay import Judged
+from lm_edit.judged_results.replay import JudgedTask
 from lm_edit.results.provenance import JUDGED_LATER, judgings, run_of
 from lm_edit.results.runs import ResultFile, finished_files, read_result_file
 from lm_edit.results.sample_rows import hash_of_samples
@@ -43,7 +43,7 @@ def _outputs(out: Path, file: ResultFile) -> list[ResultFile]:
     return [read_result_file(path) for path in sorted(found, key=lambda path: path.name)]
 
 
-def write_judged(out: Path, file: ResultFile, judged: Mapping[str, Judged], judge: Mapping[str, Any]) -> Path:
+def write_judged(out: Path, file: ResultFile, judged: Mapping[str, JudgedTask], judge: Mapping[str, Any]) -> Path:
     """Write the results of a run with judged tasks, and their samples.
 
     The other tasks are those of the last output with verdicts of this judge on this run, else those of the run. Outputs
@@ -106,7 +106,7 @@ def _parse_date(date: str) -> datetime | None:
 
 
 def _content(
-    file: ResultFile, base: ResultFile, judged: Mapping[str, Judged], judge: Mapping[str, Any]
+    file: ResultFile, base: ResultFile, judged: Mapping[str, JudgedTask], judge: Mapping[str, Any]
 ) -> dict[str, Any]:
     """A result file with the judged tasks in place of their entries.
 

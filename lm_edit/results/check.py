@@ -15,7 +15,7 @@ from lm_edit.results.repository import MARKER, identities, misplaced, read_marke
 from lm_edit.results.runs import Paths, find_result_files
 
 
-class Report(NamedTuple):
+class CheckReport(NamedTuple):
     """What :func:`check_results` returns.
 
     Attributes:
@@ -31,7 +31,7 @@ class Report(NamedTuple):
     has_repository: bool
 
 
-def check_results(paths: Paths) -> Report:
+def check_results(paths: Paths) -> CheckReport:
     """Check result files and their samples, and the layout of a results repository.
 
     Raises:
@@ -52,7 +52,7 @@ def check_results(paths: Paths) -> Report:
     problems = refused + [problem for one in checked for problem in one.problems]
     for root in roots:
         problems += _check_repository(root, [path for path in readable if path.is_relative_to(root)])
-    return Report(len(files), problems, sum(len(one.without_samples) for one in checked), bool(roots))
+    return CheckReport(len(files), problems, sum(len(one.without_samples) for one in checked), bool(roots))
 
 
 def _is_refused(path: Path, refused: Sequence[Problem]) -> bool:

@@ -49,7 +49,7 @@ class SavedResponse:
 
 @dataclass(frozen=True, kw_only=True)
 @readable
-class Question:
+class SavedQuestion:
     """One request of a case: a continuation that was scored, or a text that was generated.
 
     Attributes:
@@ -99,7 +99,7 @@ class CaseDocument:
     case_id: str
     category: str
     edits: Sequence[Mapping[str, Any]]
-    questions: Sequence[Question]
+    questions: Sequence[SavedQuestion]
     metrics: Mapping[str, Any]
     reasons: Mapping[str, str]
     report: Mapping[str, Any]
@@ -209,7 +209,7 @@ def _metrics(
     return metrics, reasons
 
 
-def _questions(sample: Mapping[str, Any], doc: Mapping[str, Any], scores_outside: bool) -> Iterator[Question]:
+def _questions(sample: Mapping[str, Any], doc: Mapping[str, Any], scores_outside: bool) -> Iterator[SavedQuestion]:
     """The requests of a case of an editing task, or those of an ordinary document."""
     arguments = list(sample["arguments"].values())
     if "probes" not in doc:
@@ -217,7 +217,7 @@ def _questions(sample: Mapping[str, Any], doc: Mapping[str, Any], scores_outside
             target = argument.get("arg_1")
             target = target if isinstance(target, str) else None
             stock = _response(_stock_answer(sample["resps"][number][0], target is not None, ()))
-            yield Question(
+            yield SavedQuestion(
                 kind="",
                 prompt=_prompt(argument),
                 wanted=str(sample["target"]),
@@ -237,7 +237,7 @@ def _questions(sample: Mapping[str, Any], doc: Mapping[str, Any], scores_outside
         else:
             answers = {FINAL_STAGE: _stock_answer(response, request.target is not None, stops)}
         unedited = getattr(answers[FINAL_STAGE], "unedited", None)
-        yield Question(
+        yield SavedQuestion(
             kind=probe.kind,
             prompt=_prompt(argument),
             wanted=probe.gold,

@@ -25,7 +25,7 @@ class Problem(NamedTuple):
     text: str
 
 
-class Checked(NamedTuple):
+class FileCheck(NamedTuple):
     """What :func:`check_file` returns.
 
     Attributes:
@@ -37,21 +37,21 @@ class Checked(NamedTuple):
     without_samples: list[str]
 
 
-def check_file(path: Path) -> Checked:
+def check_file(path: Path) -> FileCheck:
     """Check a result file, and the samples beside it."""
     try:
         file = read_result_file(path)
         rows = list(result_rows(file))
         judgings(file)
     except EditingError as error:
-        return Checked([Problem(path, _without_path(error, path))], [])
+        return FileCheck([Problem(path, _without_path(error, path))], [])
     texts = [] if rows else ["no task reports a metric."]
     texts += [text for row in rows for text in _wrong_row(file, row)]
     texts += [f"{path.name}: samples of no task of these results." for path in _foreign_samples(file)]
     asked = [task for task in file.tasks if file.num_cases(task) is not None]
     without = [task for task in asked if file.sample_file(task) is None]
     texts += [text for task in asked if task not in without for text in _wrong_samples(file, task)]
-    return Checked([Problem(path, text) for text in texts], without)
+    return FileCheck([Problem(path, text) for text in texts], without)
 
 
 def _foreign_samples(file: ResultFile) -> Iterator[Path]:

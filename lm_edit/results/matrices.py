@@ -15,7 +15,7 @@ from lm_edit.results.schema import BREAKDOWN_COLUMNS, RETENTION_COLUMNS, SCHEMA_
 from lm_edit.results.shape import COUNT, NUMBER, Shape, as_saved, each, fields, listed, maybe
 from lm_edit.results.tables import CurrentResults, make_frame
 from lm_edit.results.task_facts import TaskFacts
-from lm_eval_tasks.common.scoring.columns import Column, read_columns
+from lm_eval_tasks.common.scoring.columns import MetricColumn, read_columns
 from lm_eval_tasks.common.task.stages import RETENTION
 
 _MATRIX = fields(
@@ -62,7 +62,7 @@ def load_breakdown(paths: Paths) -> pd.DataFrame:
     return _frame(rows, BREAKDOWN_COLUMNS)
 
 
-def _check(about: TaskFacts, column: Column, content: object, shape: Shape) -> str:
+def _check(about: TaskFacts, column: MetricColumn, content: object, shape: Shape) -> str:
     """Check the content of a text, and return its place."""
     where = f"{about.file.path}, {about.task}, {column.name}"
     if problem := shape(content, ""):
@@ -70,13 +70,13 @@ def _check(about: TaskFacts, column: Column, content: object, shape: Shape) -> s
     return where
 
 
-def _result(about: TaskFacts, column: Column) -> dict[str, Any]:
+def _result(about: TaskFacts, column: MetricColumn) -> dict[str, Any]:
     """The columns that name a result; others of it are left out of the tables."""
     of_file = {"run": about.file.facts.run, "file": str(about.file.path)}
     return {**of_file, **about.columns, **about.of_metric(column)}
 
 
-def _texts(paths: Paths) -> Iterator[tuple[TaskFacts, Column, dict[str, Any]]]:
+def _texts(paths: Paths) -> Iterator[tuple[TaskFacts, MetricColumn, dict[str, Any]]]:
     """The columns whose value is a JSON object."""
     current = CurrentResults(paths)
     for file, task in current.places:

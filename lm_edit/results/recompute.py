@@ -10,7 +10,7 @@ from lm_edit.results.runs import ResultFile
 from lm_edit.results.shape import BROKEN
 from lm_edit.results.task_facts import TaskFacts
 from lm_eval_tasks.common.scoring.aggregation import AGGREGATIONS, STANDARD_ERRORS, mean_scored
-from lm_eval_tasks.common.scoring.columns import NOT_AVAILABLE, Column, is_number, read_columns
+from lm_eval_tasks.common.scoring.columns import NOT_AVAILABLE, MetricColumn, is_number, read_columns
 from lm_eval_tasks.report.run_facts import is_editing_task
 
 TOLERANCE = 1e-9
@@ -48,7 +48,7 @@ def wrong_numbers(file: ResultFile, task: str) -> Iterator[str]:
             yield f"{task}, {column.name}: cannot be computed from the samples ({type(error).__name__}: {error})."
 
 
-def _wrong(column: Column, about: TaskFacts, samples: Samples) -> Iterator[str]:
+def _wrong(column: MetricColumn, about: TaskFacts, samples: Samples) -> Iterator[str]:
     is_rate = bool(about.of_metric(column)["is_rate"])
     if is_editing_task(about.config):
         wanted = _of_editing_task(column, about, samples)
@@ -70,7 +70,7 @@ def _wrong(column: Column, about: TaskFacts, samples: Samples) -> Iterator[str]:
             yield f"{about.task}, {name}: the result is {saved.get(companion)}, but the {what} is {computed}."
 
 
-def _of_editing_task(column: Column, about: TaskFacts, samples: Samples) -> dict[str, Any]:
+def _of_editing_task(column: MetricColumn, about: TaskFacts, samples: Samples) -> dict[str, Any]:
     """The value, and the companions that the column has.
 
     Of the columns of ``compare_unedited``, which have no counts, that is the value.
@@ -94,7 +94,9 @@ def _of_editing_task(column: Column, about: TaskFacts, samples: Samples) -> dict
     return wanted
 
 
-def _value(column: Column, samples: Samples, aggregate: Callable[[Sequence[Any]], Any], *, paired: bool = False) -> Any:
+def _value(
+    column: MetricColumn, samples: Samples, aggregate: Callable[[Sequence[Any]], Any], *, paired: bool = False
+) -> Any:
     """The aggregate of a column; with ``compare_unedited``, that of the unedited model, or the difference from it.
 
     Args:

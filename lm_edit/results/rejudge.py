@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from edit_hooks.utils.errors import EditingError, near_misses
-from judges.base import CORRECT, Judge, Judged, Verdict, count_reasons
+from judges.base import CORRECT, Judge, Judgment, Verdict, count_reasons
 from judges.match import any_exact_match, match_ratio
 from judges.similarity import SIMILARITIES, require_packages, similarity
 from lm_edit.results.sample_files import SampleFile
@@ -20,7 +20,7 @@ Values: TypeAlias = Sequence[float | None]
 MATCH_RATIO = "match_ratio"
 
 
-def judge_answers(judge: Judge, answers: Sequence[SavedAnswer]) -> Judged:
+def judge_answers(judge: Judge, answers: Sequence[SavedAnswer]) -> Judgment:
     """A verdict for every saved answer; those without a text are unscored."""
     judged = judge.judge([answer.item for answer in answers if answer.failure is None])
     queue = iter(judged.verdicts)
@@ -29,7 +29,7 @@ def judge_answers(judge: Judge, answers: Sequence[SavedAnswer]) -> Judged:
         for answer in answers
     ]
     # Coverage measures the judge: missing answers appear in the table and do not lower it.
-    return Judged(verdicts, replace(judged.report, reasons=count_reasons(verdicts)))
+    return Judgment(verdicts, replace(judged.report, reasons=count_reasons(verdicts)))
 
 
 def check_score(name: str) -> None:

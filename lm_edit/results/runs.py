@@ -16,7 +16,7 @@ from edit_hooks.utils.files import is_temporary, user_path
 from edit_hooks.utils.json_io import read_json
 from edit_hooks.utils.readable import readable
 from lm_edit.results.result_shape import RESULT_FILE
-from lm_edit.results.sample_rows import Expected, read_samples
+from lm_edit.results.sample_rows import ExpectedSamples, read_samples
 from lm_eval_tasks.report.run_facts import RunFacts, run_facts
 
 Paths: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -110,9 +110,9 @@ class ResultFile:
             )
         return read_samples(path, self.expected_samples(task))
 
-    def expected_samples(self, task: str) -> Expected:
+    def expected_samples(self, task: str) -> ExpectedSamples:
         """What the file records of a task's samples."""
-        return Expected(self.path.name, (self.content.get("task_hashes") or {}).get(task), self.num_cases(task))
+        return ExpectedSamples(self.path.name, (self.content.get("task_hashes") or {}).get(task), self.num_cases(task))
 
 
 def read_result_files(paths: Paths) -> list[ResultFile]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
 from lm_edit.results.runs import ResultFile, find_finished_files, read_result_file
-from lm_edit.results.sample_rows import REMEDY, Expected
+from lm_edit.results.sample_rows import REMEDY, ExpectedSamples
 from lm_edit.results.tables import SAME_RESULT
 from lm_edit.results.task_facts import TaskFacts
 
@@ -38,7 +38,7 @@ class SampleFile(NamedTuple):
     run_name: str = ""
     scores_outside: bool = False
     results: str = ""
-    expected: Expected | None = None
+    expected: ExpectedSamples | None = None
 
 
 class _Result(NamedTuple):

@@ -25,7 +25,7 @@ MAX_NAMED = 3  # documents that a message names
 Row: TypeAlias = Mapping[str, Any]
 
 
-class Expected(NamedTuple):
+class ExpectedSamples(NamedTuple):
     """What a result file records of the samples of one task.
 
     Attributes:
@@ -39,7 +39,7 @@ class Expected(NamedTuple):
     num_documents: int | None
 
 
-def read_samples(path: Path, expected: Expected | None) -> list[tuple[str, Row]]:
+def read_samples(path: Path, expected: ExpectedSamples | None) -> list[tuple[str, Row]]:
     """The samples of a task, each after its location; a document has one for each filter of the task.
 
     Args:
@@ -94,7 +94,7 @@ def _hashed_texts(row: Row) -> Iterator[tuple[str, str]]:
         yield "doc_hash", json.dumps(doc, indent=2, ensure_ascii=False)
 
 
-def _difference(samples: Sequence[Row], expected: Expected | None) -> str:
+def _difference(samples: Sequence[Row], expected: ExpectedSamples | None) -> str:
     """What differs between samples and the run that they should be of; "" if nothing does."""
     is_the_runs = expected is not None and expected.digest == hash_of_samples(samples)
     by_filter: dict[str, list[int]] = {}

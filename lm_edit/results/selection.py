@@ -30,7 +30,7 @@ _CHAT_TEMPLATE = re.compile(r"chat template [0-9a-f]+")  # every model has its o
 
 
 @dataclass(frozen=True)
-class Scores:
+class ModelScores:
     """The scores of one unedited model.
 
     Attributes:
@@ -56,7 +56,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Selection:
+class RecordSelection:
     """The chosen records, and counts.
 
     Attributes:
@@ -68,13 +68,13 @@ class Selection:
 
     records: list[dict[str, Any]]
     num_records: int
-    scores: Sequence[Scores]
+    scores: Sequence[ModelScores]
     left_out: Counter[str] = field(default_factory=Counter)
 
 
 def select_wrong(
     paths: Paths, data: str, *, task: str = DEFAULT_TASK, by: str = "em", skip_unscored: bool = False
-) -> Selection:
+) -> RecordSelection:
     """Select the records whose edit question every run answers wrongly.
 
     Args:
@@ -96,7 +96,7 @@ def select_wrong(
         raise EditingError(f"no run has the task {task!r}.{near_misses(task, known)} There are: {', '.join(known)}.")
     benchmark = benchmark_of_task(task)
     raw = read_raw(benchmark.source, {"data": data})
-    scores: list[Scores] = []
+    scores: list[ModelScores] = []
     for file in files:
         _check_run(file, task, raw.origin["sha256"], len(raw.rows), data)
         scores.append(_read_scores(file, task, metric))
@@ -105,7 +105,7 @@ def select_wrong(
         twice = ", ".join(str(file.path) for file in files if file.facts.run == repeated[0])
         raise EditingError(f"two results are of the same run: {twice}. Give one of them.")
     left_out = _without_score(scores, len(raw.rows), skip_unscored)
-    selection = Selection([], len(raw.rows), scores, Counter(left_out.values()))
+    selection = RecordSelection([], len(raw.rows), scores, Counter(left_out.values()))
     origin = {
         "builder": "lm-edit results select-wrong",
         "task": task,
@@ -158,7 +158,7 @@ def _check_comparable(tasks: Sequence[TaskFacts], by: str) -> None:
                 )
 
 
-def _read_scores(file: ResultFile, task: str, metric: str) -> Scores:
+def _read_scores(file: ResultFile, task: str, metric: str) -> ModelScores:
     values: dict[int, float | None] = {}
     reasons: dict[int, str] = {}
     known: dict[str, None] = {}
@@ -176,10 +176,10 @@ def _read_scores(file: ResultFile, task: str, metric: str) -> Scores:
         hint = " Run it with a judge (--metadata judge=...)." if metric == METRICS["judge"] else ""
         raise EditingError(f"{file.path}: {task} has no column {metric}.{hint} There are: {', '.join(known)}.")
     facts = file.facts
-    return Scores(facts.run, facts.name, facts.model, facts.model_hash, values, reasons)
+    return ModelScores(facts.run, facts.name, facts.model, facts.model_hash, values, reasons)
 
 
-def _without_score(scores: Sequence[Scores], num_records: int, skip_unscored: bool) -> dict[int, str]:
+def _without_score(scores: Sequence[ModelScores], num_records: int, skip_unscored: bool) -> dict[int, str]:
     """Reason by row of the records without a score in some run.
 
     Raises:

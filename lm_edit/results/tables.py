@@ -17,7 +17,7 @@ from lm_edit.results.runs import Paths, ResultFile, read_result_files
 from lm_edit.results.schema import CASE_COLUMNS, REAL, RESULT_COLUMNS, SCHEMA_VERSION
 from lm_edit.results.shape import as_saved
 from lm_edit.results.task_facts import TaskFacts
-from lm_eval_tasks.common.scoring.columns import Column, is_number, read_columns, same_up_to_last_digits
+from lm_eval_tasks.common.scoring.columns import MetricColumn, is_number, read_columns, same_up_to_last_digits
 from lm_eval_tasks.report.run_facts import is_editing_task
 
 log = get_logger(__name__)
@@ -46,7 +46,7 @@ class CurrentResults:
 
     def counts(self, file: ResultFile, about: TaskFacts, metric: str, pipeline: str) -> bool:
         """Whether no newer file has the results of a metric; true for metrics without results, as of single cases."""
-        row = {**about.columns, **about.of_metric(Column(metric, "", pipeline, None)), "run": file.facts.run}
+        row = {**about.columns, **about.of_metric(MetricColumn(metric, "", pipeline, None)), "run": file.facts.run}
         return self._newest.get(_identity(row), str(file.path)) == str(file.path)
 
 
@@ -236,7 +236,7 @@ def _wrong_number(row: Mapping[str, Any]) -> str:
     return ""
 
 
-def _numbers(column: Column, num_cases: float | None) -> dict[str, float | None]:
+def _numbers(column: MetricColumn, num_cases: float | None) -> dict[str, float | None]:
     """Value, counts and derived numbers of a column.
 
     Tasks of lm-eval and EditGLUE count no cases: all of them are scored, or none where there is no value.

@@ -13,7 +13,7 @@ from edit_hooks.utils.json_io import parse_json
 from lm_edit.results.runs import ResultFile
 from lm_edit.results.shape import COUNT, Shape, anything, each
 from lm_eval_tasks.common.asking.generation import generation_text
-from lm_eval_tasks.common.scoring.columns import ALL_CASES, TOTALS, Column
+from lm_eval_tasks.common.scoring.columns import ALL_CASES, TOTALS, MetricColumn
 from lm_eval_tasks.common.scoring.metric_list import declared_metrics
 from lm_eval_tasks.common.scoring.population import WRONG_JUDGE
 from lm_eval_tasks.common.settings import SCORE_UNEDITED_CASES
@@ -86,7 +86,7 @@ class TaskFacts:
             "edit": self._mapping(f"edit,{pipeline}", each(anything)),
         }
 
-    def of_metric(self, column: Column) -> dict[str, Any]:
+    def of_metric(self, column: MetricColumn) -> dict[str, Any]:
         """The columns of the result table that belong to one metric."""
         declared = self.metrics.get(column.metric, {})
         directions = (self.file.content.get("higher_is_better") or {}).get(self.task) or {}
@@ -115,7 +115,7 @@ class TaskFacts:
     def scored_by(self, metric: str, pipeline: str) -> dict[str, str]:
         """Judge and population of a metric."""
         if (metric, pipeline) not in self._scored_by:
-            facts = self.of_metric(Column(metric, "", pipeline, None))
+            facts = self.of_metric(MetricColumn(metric, "", pipeline, None))
             self._scored_by[metric, pipeline] = {name: facts[name] for name in ("judge", "population")}
         return self._scored_by[metric, pipeline]
 

@@ -221,7 +221,7 @@ def _outline(*choice: Any) -> nn.Module | None:
         return None
 
 
-class Origin(NamedTuple):
+class TuningOrigin(NamedTuple):
     """Where an editor's settings for a model come from.
 
     Attributes:
@@ -242,21 +242,21 @@ class _Outline(nn.Module):
         self.config = config
 
 
-def origin_of(plan: Plan, run: Run) -> Origin:
+def origin_of(plan: Plan, run: Run) -> TuningOrigin:
     """Where the settings of a run come from.
 
     Raises:
         EditingError: with file and line, for settings that do not fit the model, such as a block that it lacks.
     """
     if run.model_args["mode"] == "none":
-        return Origin("")
+        return TuningOrigin("")
     editor = load_editor(str(run.model_args["editor"]), run.model_args.get("editor_args", {}))
     if editor.writes == ("context",):
-        return Origin("")
+        return TuningOrigin("")
     try:
         config = _config(*_model_of(run))
     except (OSError, ValueError) as error:
-        return Origin(
+        return TuningOrigin(
             "unknown", f"the configuration of {run.model_args['pretrained']} cannot be read ({first_line(error)})"
         )
     try:
@@ -264,8 +264,8 @@ def origin_of(plan: Plan, run: Run) -> Origin:
     except EditingError as error:
         raise plan.file.error(run.where, f"run {run.name}: {error}") from None
     if origin.is_guess or not (origin.shipped or origin.given):
-        return Origin("untuned", "; ".join(origin.guesses) or f"no settings are shipped for this {origin.model}")
-    return Origin("given" if origin.given else "shipped", ", ".join(origin.shipped or origin.given))
+        return TuningOrigin("untuned", "; ".join(origin.guesses) or f"no settings are shipped for this {origin.model}")
+    return TuningOrigin("given" if origin.given else "shipped", ", ".join(origin.shipped or origin.given))
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from edit_hooks.utils.hashing import key_of
 from lm_edit.sweeps.choices import BenchmarkChoice, EditorChoice, ModeChoice, Model, Plan, Where
-from lm_edit.sweeps.named_files import Named, named_files
+from lm_edit.sweeps.named_files import NamedFile, named_files
 
 RULES = {
     "joint": "the editor writes one edit at a time",
@@ -85,7 +85,7 @@ class Run:
         }
 
     @property
-    def named_files(self) -> list[Named]:
+    def named_files(self) -> list[NamedFile]:
         """The files and folders that its options name, with their present content."""
         return named_files({"model_args": self.model_args, "metadata": self.metadata})
 
@@ -101,7 +101,7 @@ class Run:
         return f"{slug}-{key_of(self.content)[:HASH_LENGTH]}"
 
 
-class LeftOut(NamedTuple):
+class OmittedRun(NamedTuple):
     """A combination that a rule leaves out: names as in :class:`Run`, and the rule's key in :data:`RULES`."""
 
     name: str
@@ -112,7 +112,7 @@ class Grid(NamedTuple):
     """All combinations of a plan."""
 
     runs: list[Run]
-    left_out: list[LeftOut]
+    left_out: list[OmittedRun]
 
 
 class Sizes(NamedTuple):
@@ -131,7 +131,7 @@ def expand(plan: Plan, facts: Facts) -> Grid:
         EditingError: with file and line, for streams and batches of tasks whose edits the plan must name.
     """
     runs: dict[str, Run] = {}
-    left_out: dict[LeftOut, None] = {}
+    left_out: dict[OmittedRun, None] = {}
     benchmarks = group_bare(plan.benchmarks, facts)
     for model, editor, benchmark in itertools.product(plan.models, plan.editors, benchmarks):
         if not _wanted(model.name, editor.models) or not _wanted(model.name, benchmark.models):
@@ -146,7 +146,7 @@ def expand(plan: Plan, facts: Facts) -> Grid:
             for sizes in _sizes(plan, editor, mode, facts):
                 run = _run(plan, model, editor, benchmark, mode, sizes, facts)
                 if rule := _broken_rule(editor, benchmark, mode, sizes, facts):
-                    left_out[LeftOut(run.name, rule)] = None
+                    left_out[OmittedRun(run.name, rule)] = None
                 else:
                     runs.setdefault(run.folder_name, run)
     return Grid(list(runs.values()), list(left_out))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError
 from lm_edit.sweeps.choices import Resources
-from lm_edit.sweeps.runs import Outcome, execute, thread_variables
+from lm_edit.sweeps.runs import RunOutcome, execute, thread_variables
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
@@ -50,10 +50,10 @@ class LocalExecutor:
         self._stopped = threading.Event()
         self._pool = ThreadPoolExecutor(self.slots, thread_name_prefix="sweep")
 
-    def submit(self, folder: Path) -> Future[Outcome]:
+    def submit(self, folder: Path) -> Future[RunOutcome]:
         return self._pool.submit(self._execute, folder)
 
-    def _execute(self, folder: Path) -> Outcome:
+    def _execute(self, folder: Path) -> RunOutcome:
         environment = self._environments.get()
         try:
             return execute(str(folder), environment, self._stopped.is_set)

@@ -32,7 +32,7 @@ LARGE = 1 << 26  # bytes from which a digest is kept between commands
 DIGESTS = CacheTable(name="digests", columns="key TEXT PRIMARY KEY, digest TEXT, checksum TEXT", value="digest")
 
 
-class Named(NamedTuple):
+class NamedFile(NamedTuple):
     """A file or folder that an option names.
 
     Attributes:
@@ -63,7 +63,7 @@ class Named(NamedTuple):
         return f"{self.place}: {self.path} ({files}{self.num_bytes / 1e6:.1f} MB)"
 
 
-def named_files(values: Mapping[str, Any]) -> list[Named]:
+def named_files(values: Mapping[str, Any]) -> list[NamedFile]:
     """The files and folders that texts inside nested values name, each with the digest's place."""
     return [
         named
@@ -84,14 +84,14 @@ def _texts(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
         yield place, value
 
 
-def _named(place: str, text: str) -> Named | None:
+def _named(place: str, text: str) -> NamedFile | None:
     with contextlib.suppress(OSError, RuntimeError, ValueError):  # too long, the home of an unknown user, a NUL byte
         path = Path(text).expanduser()
         if path.is_file():
-            return Named(place, path, (path,), path.stat().st_size)
+            return NamedFile(place, path, (path,), path.stat().st_size)
         if path.is_dir() and _may_name_folder(place, text):
             files = tuple(sorted(_files_of(path)))
-            return Named(place, path, files, sum(file.stat().st_size for file in files)) if files else None
+            return NamedFile(place, path, files, sum(file.stat().st_size for file in files)) if files else None
     return None
 
 

@@ -39,14 +39,14 @@ GRACE_SECONDS = 10.0  # between the signals that end a run
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-class Found(NamedTuple):
+class RunStatus(NamedTuple):
     """The state of a run by its files, and the reason if it is ``failed`` or ``damaged``."""
 
     state: State
     reason: str = ""
 
 
-class Outcome(NamedTuple):
+class RunOutcome(NamedTuple):
     """How an execution ended; plain values, which executors send between processes.
 
     Attributes:
@@ -78,7 +78,7 @@ def prepare(out: Path, run: Run) -> Path:
     return folder
 
 
-def state_of(folder: Path, tasks: Sequence[str]) -> Found:
+def state_of(folder: Path, tasks: Sequence[str]) -> RunStatus:
     """The state of a run by its files.
 
     Reads the samples of a finished run, to check them: call it once per run, not in a loop that polls.
@@ -88,12 +88,12 @@ def state_of(folder: Path, tasks: Sequence[str]) -> Found:
     """
     if os.path.lexists(folder / RESULTS):
         lacking = missing_parts(folder / RESULTS, tasks)
-        return Found("done") if lacking is None else Found("damaged", lacking)
+        return RunStatus("done") if lacking is None else RunStatus("damaged", lacking)
     if is_locked(folder):
-        return Found("running")
+        return RunStatus("running")
     if (folder / FAILED).is_file():
-        return Found("failed", failure_of(folder))
-    return Found("interrupted" if (folder / ATTEMPT).is_dir() else "waiting")
+        return RunStatus("failed", failure_of(folder))
+    return RunStatus("interrupted" if (folder / ATTEMPT).is_dir() else "waiting")
 
 
 def set_aside_damaged(folder: Path, tasks: Sequence[str]) -> None:
@@ -113,7 +113,7 @@ def failure_of(folder: Path) -> str:
     return ""
 
 
-def execute(folder: str, environment: Mapping[str, str], stopped: Callable[[], bool] = lambda: False) -> Outcome:
+def execute(folder: str, environment: Mapping[str, str], stopped: Callable[[], bool] = lambda: False) -> RunOutcome:
     """Execute the run of a folder, unless there are results or another process does.
 
     Args:
@@ -123,13 +123,13 @@ def execute(folder: str, environment: Mapping[str, str], stopped: Callable[[], b
     place = Path(folder)
     with _locked(place) as lock:
         if lock is None:
-            return Outcome("busy")
+            return RunOutcome("busy")
         settings = read_json(place / SETTINGS, "run of a sweep")
         if os.path.lexists(place / RESULTS):
             lacking = missing_parts(place / RESULTS, settings["tasks"])
-            return Outcome("done") if lacking is None else Outcome("damaged", 0.0, lacking)
+            return RunOutcome("done") if lacking is None else RunOutcome("damaged", 0.0, lacking)
         if _finish(place, settings) is None:
-            return Outcome("done")
+            return RunOutcome("done")
         shutil.rmtree(place / ATTEMPT, ignore_errors=True)
         (place / FAILED).unlink(missing_ok=True)
         remove_leftovers(place)
@@ -138,10 +138,10 @@ def execute(folder: str, environment: Mapping[str, str], stopped: Callable[[], b
         code = _run_command(place, command_of(settings, place / ATTEMPT), environment, lock, stopped)
         seconds = time.monotonic() - start
         if code is None:
-            return Outcome("interrupted", seconds)
+            return RunOutcome("interrupted", seconds)
         reason = f"lm_eval ended with exit code {code}" if code else _finish(place, settings)
         if reason is None:
-            return Outcome("done", seconds)
+            return RunOutcome("done", seconds)
         return _fail(place, seconds, reason)
 
 
@@ -246,11 +246,11 @@ def _finish(folder: Path, settings: Mapping[str, Any]) -> str | None:
     return lacking
 
 
-def _fail(folder: Path, seconds: float, reason: str) -> Outcome:
+def _fail(folder: Path, seconds: float, reason: str) -> RunOutcome:
     tail = log_tail(folder)
     content = {"reason": reason, "log": tail, "seconds": round(seconds, 1), "date": _now()}
     write_atomically(folder / FAILED, json_text(content, indent=1) + "\n")
-    return Outcome("failed", seconds, "\n".join([reason, *(f"  | {line}" for line in tail)]))
+    return RunOutcome("failed", seconds, "\n".join([reason, *(f"  | {line}" for line in tail)]))
 
 
 def log_tail(folder: Path) -> list[str]:

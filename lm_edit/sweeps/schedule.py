@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from edit_hooks.utils.errors import first_line
-from lm_edit.sweeps.runs import POLL_SECONDS, Outcome, is_locked, set_aside_damaged, state_of
+from lm_edit.sweeps.runs import POLL_SECONDS, RunOutcome, is_locked, set_aside_damaged, state_of
 
 BUSY_SECONDS = 1.0  # between polls of a run that another sweep executes
 
@@ -61,7 +61,7 @@ def run_all(
     retry: bool,
     report: Callable[[Event], None],
     tick: Callable[[], None] = lambda: None,
-) -> dict[Path, Outcome]:
+) -> dict[Path, RunOutcome]:
     """Execute all runs that are not finished.
 
     Args:
@@ -77,15 +77,15 @@ def run_all(
     Raises:
         KeyboardInterrupt: on Ctrl-C and SIGTERM, after the runs were ended.
     """
-    outcomes: dict[Path, Outcome] = {}
+    outcomes: dict[Path, RunOutcome] = {}
     queue: deque[Path] = deque()
     for folder, tasks in folders.items():
         state, reason = state_of(folder, tasks)
         if state == "done":
-            outcomes[folder] = Outcome(state)
+            outcomes[folder] = RunOutcome(state)
             report(Event(folder, "there already"))
         elif state in ("failed", "damaged") and not retry:
-            outcomes[folder] = Outcome(state, 0.0, reason)
+            outcomes[folder] = RunOutcome(state, 0.0, reason)
             report(Event(folder, "failed before" if state == "failed" else state, 0.0, reason))
         else:
             if state == "damaged":
@@ -112,7 +112,9 @@ def run_all(
                         if refused := bool(pending):
                             queue.appendleft(folder)
                         else:
-                            outcomes[folder] = Outcome("failed", 0.0, f"it cannot be submitted ({first_line(error)})")
+                            outcomes[folder] = RunOutcome(
+                                "failed", 0.0, f"it cannot be submitted ({first_line(error)})"
+                            )
                             report(Event(folder, *outcomes[folder]))
                         break  # an interrupt is looked for before the next attempt
                     pending[folder] = handle
@@ -134,12 +136,12 @@ def run_all(
     return outcomes
 
 
-def _outcome(handle: Pending) -> Outcome:
+def _outcome(handle: Pending) -> RunOutcome:
     """The outcome of a finished execution; a worker that died is a failed run."""
     try:
-        return Outcome(*handle.result())
+        return RunOutcome(*handle.result())
     except Exception as error:
-        return Outcome("failed", 0.0, f"the worker ended without a result ({first_line(error)})")
+        return RunOutcome("failed", 0.0, f"the worker ended without a result ({first_line(error)})")
 
 
 @contextlib.contextmanager

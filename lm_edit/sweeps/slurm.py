@@ -14,7 +14,7 @@ from typing import Any
 from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.files import parse_size
 from lm_edit.sweeps.choices import Resources
-from lm_edit.sweeps.runs import Outcome, execute, thread_variables
+from lm_edit.sweeps.runs import RunOutcome, execute, thread_variables
 
 JOBS = "slurm"  # folder of submitit's files
 DEFAULT_HOURS = 24.0
@@ -86,14 +86,14 @@ class SlurmRun:
     def done(self) -> bool:
         return bool(self._job.done())
 
-    def result(self) -> Outcome:
+    def result(self) -> RunOutcome:
         try:
-            return Outcome(*self._job.result())
+            return RunOutcome(*self._job.result())
         except Exception as error:
             cause, log = _cause(error), f"Slurm log: {self._job.paths.stderr}"
             if TIMED_OUT.search(cause):
-                return Outcome("interrupted", 0.0, f"{self._limit}; the same command continues it\n  {log}")
-            return Outcome("failed", 0.0, f"the worker ended without a result ({cause})\n  {log}")
+                return RunOutcome("interrupted", 0.0, f"{self._limit}; the same command continues it\n  {log}")
+            return RunOutcome("failed", 0.0, f"the worker ended without a result ({cause})\n  {log}")
 
 
 def _cause(error: Exception) -> str:

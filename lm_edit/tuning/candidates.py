@@ -14,7 +14,7 @@ from edit_hooks.base.config import EditorConfig
 from edit_hooks.base.registry import editor_class, load_editor
 from edit_hooks.modeling.architectures import num_layers, unwrapped
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
-from lm_edit.tuning.steps import Step, scaled
+from lm_edit.tuning.steps import StepSetting, scaled
 
 DEFAULT_DEPTHS = (0.1, 0.2, 0.3, 0.45, 0.6)  # of the last edited block, as shares of the model's depth
 STEP_SETTINGS = ("lr", "relative_update", "edit_lr")  # of which the first that an editor has is its step
@@ -71,7 +71,9 @@ def make_candidates(
     return candidates
 
 
-def step_of(editor: str, model: nn.Module, shared: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> Step | None:
+def step_of(
+    editor: str, model: nn.Module, shared: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]
+) -> StepSetting | None:
     """The editor's step, to be tried on the first of the varied layers.
 
     ``None`` for an editor without one, where ``vary`` or ``shared`` names its values, and where the editor refuses
@@ -83,7 +85,7 @@ def step_of(editor: str, model: nn.Module, shared: Mapping[str, Any], vary: Mapp
     name, size = named
     place = {"layers": vary["layers"][0]} if "layers" in vary else load_editor(editor, shared).layer_settings(model)
     settings = _with_settings(editor, shared, place)
-    return Step(name, size, lambda size: _with_setting(editor, settings, name, size))
+    return StepSetting(name, size, lambda size: _with_setting(editor, settings, name, size))
 
 
 def refused_step(

@@ -35,7 +35,7 @@ BEST_SCORE = 0.9995  # counts as 1: the table shows three digits
 
 
 @dataclass
-class Outcome:
+class SearchOutcome:
     """The result of a search.
 
     Attributes:
@@ -73,7 +73,7 @@ def search(
     store: Store | None = None,
     quiet: bool = False,
     announce: Callable[[str], None] = lambda text: None,
-) -> Outcome:
+) -> SearchOutcome:
     """Find the best settings of an editor.
 
     Args:
@@ -115,7 +115,7 @@ def search(
     bound[0] = num_edits + num_step_edits
     parts = f": {num_step_edits} to find a step that takes, {num_edits} to search around it" if step else ""
     announce(f"at most {bound[0]} edits{parts}")
-    outcome = Outcome(
+    outcome = SearchOutcome(
         trials=[],
         unedited=runner.unedited(unknown),
         known=[case for case in cases if before.facts[case.request.key].before >= 1],

@@ -41,7 +41,7 @@ NUM_COMPARED = 100  # tokens
 MIN_DISTANCE = 0.05
 
 
-class Instance(NamedTuple):
+class VirtualInstance(NamedTuple):
     """A virtual instance and the unedited model's log-probabilities [V] after it."""
 
     prompt: NoisyPrompt
@@ -53,7 +53,7 @@ class NearbyPrompts:
 
     def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         self.model, self.tokenizer, self.seed = model, tokenizer, seed
-        self._instances: dict[str, list[Instance]] = {}
+        self._instances: dict[str, list[VirtualInstance]] = {}
         self._width, self._std = _embedding_scale(model)
 
     def stabilities(self, requests: Sequence[EditRequest], deltas: Sequence[Delta | None]) -> list[float | None]:
@@ -68,12 +68,12 @@ class NearbyPrompts:
             for group in instances
         ]
 
-    def _of(self, request: EditRequest) -> list[Instance]:
+    def _of(self, request: EditRequest) -> list[VirtualInstance]:
         if request.key not in self._instances:
             self._instances[request.key] = self._draw(request)
         return self._instances[request.key]
 
-    def _draw(self, request: EditRequest) -> list[Instance]:
+    def _draw(self, request: EditRequest) -> list[VirtualInstance]:
         encoding = encode(self.tokenizer, request.text)
         ids = tuple(encoding.ids)
         if request.subject_span is None:
@@ -97,7 +97,7 @@ class NearbyPrompts:
         answers = iter(rest)
         instances = []
         for group in sizes:
-            candidates = [Instance(prompt, next(answers)) for prompt in group]
+            candidates = [VirtualInstance(prompt, next(answers)) for prompt in group]
             far = [one for one in candidates if _divergence(at_prompt_V, one.log_probs_V) >= MIN_DISTANCE]
             instances += far[:1]
         return instances

@@ -34,7 +34,7 @@ SAME_DRIFT = 0.05  # relative difference
 
 
 @dataclass(frozen=True)
-class Step:
+class StepSetting:
     """The setting that holds an editor's step.
 
     Attributes:
@@ -68,7 +68,10 @@ class StepSearch:
 
 
 def find_step(
-    runner: TrialRunner, step: Step, cases: Sequence[Case], progress: Callable[[int], object] = lambda count: None
+    runner: TrialRunner,
+    step: StepSetting,
+    cases: Sequence[Case],
+    progress: Callable[[int], object] = lambda count: None,
 ) -> StepSearch:
     """Walk over step sizes by factors of ten; see the module."""
     tried: dict[float, Trial] = {}

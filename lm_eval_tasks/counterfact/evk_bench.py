@@ -10,7 +10,7 @@ from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.common.asking.documents import of_all_cases
 from lm_eval_tasks.common.records.benchmark import Benchmark, find_benchmark
 from lm_eval_tasks.common.records.cases import Case
-from lm_eval_tasks.common.records.dataset import Loaded
+from lm_eval_tasks.common.records.dataset import LoadedRecords
 from lm_eval_tasks.common.settings import Setting, Settings
 from lm_eval_tasks.counterfact.benchmark import COUNTERFACT, CounterfactCase
 from lm_eval_tasks.protocols.stability import EVK_NUM_TEXTS, PROMPTS_OF, embedding_docs, text_doc
@@ -20,7 +20,7 @@ from lm_eval_tasks.protocols.stability import EVK_NUM_TEXTS, PROMPTS_OF, embeddi
 class PromptBenchmark(Benchmark[CounterfactCase]):
     """CounterFact, or the benchmark that the setting ``evk_prompts`` names."""
 
-    def load(self, settings: Settings) -> Loaded[Any]:
+    def load(self, settings: Settings) -> LoadedRecords[Any]:
         return _chosen(settings).load(settings)
 
     def check_settings(self, settings: Settings, further: Sequence[Setting[Any]] = ()) -> None:

@@ -19,7 +19,7 @@ from edit_hooks.utils.json_io import read_json, read_rows
 from edit_hooks.utils.logs import get_logger
 from lm_eval_tasks.common.records.benchmark import all_benchmarks, without_foreign_data
 from lm_eval_tasks.common.records.dataset import DATA_HINT, DEFAULT_REVISION, HUB, MINI, Source, choose_data, named_set
-from lm_eval_tasks.common.records.published import Place, read_records
+from lm_eval_tasks.common.records.published import DataFiles, read_records
 from lm_eval_tasks.common.settings import DATA_REVISION, Settings
 
 logger = get_logger("lm_eval.editing_tasks")
@@ -105,7 +105,7 @@ class RowSource:
         if path.name.removesuffix(".jsonl") in _selections():
             return "is the file of another task"
         # An own copy under another name has these fields. The file of a run's edits, however it is named, has not.
-        rows = (row for _, row in read_records(Place([path], {}), "file of rows"))
+        rows = (row for _, row in read_records(DataFiles([path], {}), "file of rows"))
         if any(isinstance(row, Mapping) and set(self.fields) <= set(row) for row in rows):
             return ""
         return f"has no row with {', '.join(self.fields)}"

@@ -11,7 +11,7 @@ from edit_hooks.utils.pinned_file import UrlFile
 from lm_eval_tasks.common.records.benchmark import Benchmark
 from lm_eval_tasks.common.records.dataset import Source
 from lm_eval_tasks.common.records.fields import Fields, source_id
-from lm_eval_tasks.mquake.case import Hop, MultiHopCase
+from lm_eval_tasks.mquake.case import ChainFact, MultiHopCase
 from lm_eval_tasks.mquake.demonstrations import COMMIT, DEMONSTRATIONS, REPOSITORY
 from lm_eval_tasks.mquake.multi_hop import PRE_EDIT
 from lm_eval_tasks.protocols.likelihood import GENERATE
@@ -69,7 +69,7 @@ def _answers(fields: Fields, name: str) -> list[str]:
     return list(dict.fromkeys([fields.text(name), *filter(None, fields.texts(f"{name}_alias"))]))
 
 
-def _hops(fields: Fields, name: str, edited: set[str]) -> list[Hop]:
+def _hops(fields: Fields, name: str, edited: set[str]) -> list[ChainFact]:
     """The facts of a chain; the relations come from its triples, their labels from the labeled ones.
 
     Raises:
@@ -84,7 +84,7 @@ def _hops(fields: Fields, name: str, edited: set[str]) -> list[Hop]:
     if not isinstance(labeled, list) or len(labeled) != len(items) or any(not _is_triple(one) for one in labeled):
         labeled = [["", "", ""]] * len(items)  # no score depends on labels, so a record without them is as good
     return [
-        Hop(
+        ChainFact(
             question=item.text("question"),
             cloze=(cloze := item.text("cloze")),
             answers=_answers(item, "answer"),

@@ -9,7 +9,7 @@ from lm_eval_tasks.common.records.cases import Case
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hop:
+class ChainFact:
     """One fact of a chain.
 
     Attributes:
@@ -42,5 +42,5 @@ class MultiHopCase(Case):
     wordings: Sequence[str]
     answers: Sequence[str]
     old_answers: Sequence[str]
-    hops: Sequence[Hop]
-    old_hops: Sequence[Hop]
+    hops: Sequence[ChainFact]
+    old_hops: Sequence[ChainFact]

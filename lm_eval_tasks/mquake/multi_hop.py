@@ -28,7 +28,7 @@ from lm_eval_tasks.common.records.cases import EFFICACY, Question
 from lm_eval_tasks.common.scoring import measures
 from lm_eval_tasks.common.scoring.measures import Excluded, Measure, Unscored, all_true, any_true, mean_over
 from lm_eval_tasks.common.settings import Settings, switch_setting
-from lm_eval_tasks.mquake.case import Hop, MultiHopCase
+from lm_eval_tasks.mquake.case import ChainFact, MultiHopCase
 from lm_eval_tasks.mquake.demonstrations import Demonstrations, find_demonstrations
 from lm_eval_tasks.protocols.likelihood import contrast_doc, contrast_measures
 
@@ -64,7 +64,7 @@ def instance_wise_doc(case: MultiHopCase, settings: Settings) -> dict[str, Any]:
     """
     shown = find_demonstrations(settings)
     edits = {request.bare_text: request for request in case.requests}
-    chains: list[tuple[str, AskedModel, Sequence[Hop]]] = [(HOP, "edited", case.hops)]
+    chains: list[tuple[str, AskedModel, Sequence[ChainFact]]] = [(HOP, "edited", case.hops)]
     if PRE_EDIT.read(settings):
         chains.append((OLD_HOP, "unedited", case.old_hops))
     probes, accepted, lacking = [], [], []

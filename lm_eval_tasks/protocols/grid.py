@@ -38,7 +38,7 @@ METRIC = choice_setting("grid_metric", "refuse a cell of the grid without this m
 GRID_SETTINGS = (GENERATION, TRUNCATION, METRIC)
 
 
-class Cell(NamedTuple):
+class GridCell(NamedTuple):
     """Generation and truncation of an answer."""
 
     generation: str
@@ -70,9 +70,9 @@ class Cell(NamedTuple):
         return Decoding(length_of=gold, teacher_forced=self.generation == TEACHER_FORCING)
 
 
-TF = Cell(TEACHER_FORCING, GOLD_LENGTH)
-AR_GOLD = Cell(GREEDY, GOLD_LENGTH)
-AR_NATURAL = Cell(GREEDY, NATURAL_STOP)
+TF = GridCell(TEACHER_FORCING, GOLD_LENGTH)
+AR_GOLD = GridCell(GREEDY, GOLD_LENGTH)
+AR_NATURAL = GridCell(GREEDY, NATURAL_STOP)
 
 
 # ------------------------------------------------------------------------ documents
@@ -80,7 +80,7 @@ AR_NATURAL = Cell(GREEDY, NATURAL_STOP)
 
 def chosen_doc(case: Case, settings: Settings) -> dict[str, Any]:
     """The edit question in the cell that the settings choose."""
-    cell, metric = Cell(GENERATION.read(settings), TRUNCATION.read(settings)), METRIC.read(settings)
+    cell, metric = GridCell(GENERATION.read(settings), TRUNCATION.read(settings)), METRIC.read(settings)
     cell.check(metric)
     if metric == JUDGE and chosen_judge(settings) is None:
         raise EditingError(f"grid_metric={JUDGE} needs a judge; give one with --metadata judge=..., or use {EM}.")
@@ -117,7 +117,7 @@ def qa_inst_ar_natural_doc(case: Case, settings: Settings) -> dict[str, Any]:
     return _named_doc(case, settings, "qa_inst", AR_NATURAL)
 
 
-def _named_doc(case: Case, settings: Settings, context: str, cell: Cell) -> dict[str, Any]:
+def _named_doc(case: Case, settings: Settings, context: str, cell: GridCell) -> dict[str, Any]:
     """The edit question in the cell of a task whose name has the input."""
     chosen = settings.get("wild_context")
     if chosen not in (None, context):
@@ -129,7 +129,7 @@ def _named_doc(case: Case, settings: Settings, context: str, cell: Cell) -> dict
     return _doc(case, settings, context, cell)
 
 
-def _doc(case: Case, settings: Settings, context: str, cell: Cell) -> dict[str, Any]:
+def _doc(case: Case, settings: Settings, context: str, cell: GridCell) -> dict[str, Any]:
     probes = [
         generation_probe(EFFICACY, question, context, decoding=cell.decoding(question.wanted))
         for question in case.questions(EFFICACY)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lm_eval_tasks.common.scoring.columns import SUMMARIES, Column, read_columns
+from lm_eval_tasks.common.scoring.columns import SUMMARIES, MetricColumn, read_columns
 from lm_eval_tasks.common.scoring.metric_list import declared_metrics
 from lm_eval_tasks.report.run_facts import is_editing_task
 
@@ -26,7 +26,7 @@ class PrintedColumn(NamedTuple):
 
     place: int
     task: str
-    column: Column
+    column: MetricColumn
 
 
 def prints_all() -> bool:
@@ -34,7 +34,7 @@ def prints_all() -> bool:
     return os.environ.get(VARIABLE, "").strip().lower() == ALL
 
 
-def columns_of(saved: Mapping[str, Any]) -> list[Column]:
+def columns_of(saved: Mapping[str, Any]) -> list[MetricColumn]:
     """The metrics of a task at all stages and in all filter pipelines."""
     columns = {key: value for key, value in saved.items() if "," in key}
     return [column for column in read_columns(columns) if column.metric not in SUMMARIES]
@@ -73,7 +73,7 @@ def _of_benchmark(results: Mapping[str, Any], tasks: Sequence[str]) -> list[Prin
     return sorted([*kept, *further][:MAX_COLUMNS], key=lambda one: (one.place, one.task))
 
 
-def _is_json(column: Column) -> bool:
+def _is_json(column: MetricColumn) -> bool:
     """Whether a column is a JSON text, as scores by a field, which has a row for each of its numbers."""
     return isinstance(column.value, str) and column.value.startswith("{")
 
@@ -83,7 +83,7 @@ def _placed(results: Mapping[str, Any], task: str) -> list[PrintedColumn]:
     declared = declared_metrics(results.get("configs", {}).get(task, {}))
     listed = {name: number for number, name in enumerate(declared)}
 
-    def place(column: Column) -> tuple[int, int]:
+    def place(column: MetricColumn) -> tuple[int, int]:
         headline = declared.get(column.metric, {}).get("headline")
         return LAST if headline is None else int(headline), listed.get(column.metric, len(listed))
 

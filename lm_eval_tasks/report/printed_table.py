@@ -12,7 +12,7 @@ from typing import Any
 
 from edit_hooks.edit_report import WRECKED
 from edit_hooks.utils.printable import printable
-from lm_eval_tasks.common.scoring.columns import NOT_AVAILABLE, Column
+from lm_eval_tasks.common.scoring.columns import NOT_AVAILABLE, MetricColumn
 from lm_eval_tasks.common.scoring.metric_list import declared_metrics, exclusion_clause
 from lm_eval_tasks.report.printed_columns import (
     ALL,
@@ -100,7 +100,7 @@ def _counts_cases(config: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
 
 
 def _shown_row(
-    task: str, saved: Mapping[str, Any], results: Mapping[str, Any], columns: Sequence[Column]
+    task: str, saved: Mapping[str, Any], results: Mapping[str, Any], columns: Sequence[MetricColumn]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The row of a task, and label -> column of those that name their number of cases."""
     num_cases = _num_cases(task, results)
@@ -119,7 +119,7 @@ def _shown_row(
     return row, labels
 
 
-def _values(column: Column) -> Iterator[tuple[str, Any]]:
+def _values(column: MetricColumn) -> Iterator[tuple[str, Any]]:
     """Rows of a column: itself, or the numbers of its JSON text."""
     summary = _json_object(column.value)
     if "matrix" in summary:

@@ -16,14 +16,14 @@ from edit_hooks.utils.logs import get_logger
 log = get_logger("lm_eval.edited_hf")
 
 
-class Ranked(Protocol):
+class RankedModel(Protocol):
     """What lm-eval's model classes have of their process."""
 
     world_size: int
 
 
 @contextlib.contextmanager
-def prompts_of_one_process(lm: Ranked, tasks: Iterable[Any]) -> Iterator[None]:
+def prompts_of_one_process(lm: RankedModel, tasks: Iterable[Any]) -> Iterator[None]:
     """Scope in which every process draws the examples of all documents, as one would, and asks its own documents.
 
     Nothing changes in a run of one process, nor for tasks without few-shot examples.

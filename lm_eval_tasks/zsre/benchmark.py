@@ -13,7 +13,7 @@ from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.pinned_file import PinnedFile, UrlFile
 from lm_eval_tasks.common.records.benchmark import Benchmark
-from lm_eval_tasks.common.records.cases import Case, LeftOut, Question
+from lm_eval_tasks.common.records.cases import Case, OmittedRecord, Question
 from lm_eval_tasks.common.records.dataset import Source
 from lm_eval_tasks.common.records.fields import Fields
 from lm_eval_tasks.common.records.published import PublishedFile
@@ -41,7 +41,7 @@ def parse_alt(fields: Fields, row: int) -> Case:
     """Check and convert a record of EasyEdit's flavor: the edit writes the counterfactual answer.
 
     Raises:
-        LeftOut: the counterfactual answer is empty.
+        OmittedRecord: the counterfactual answer is empty.
     """
     answers = _texts(fields, "answers")
     return _case(fields, row, target=counterfactual_answer(fields), true=answers[0] if answers else None, mark="")
@@ -51,11 +51,11 @@ def counterfactual_answer(fields: Fields) -> str:
     """The target of EasyEdit's flavor, in evaluation and in training.
 
     Raises:
-        LeftOut: it is empty.
+        OmittedRecord: it is empty.
     """
     if target := fields.text_or_empty("alt"):
         return target
-    raise LeftOut("the counterfactual answer (alt) is empty")
+    raise OmittedRecord("the counterfactual answer (alt) is empty")
 
 
 def parse_portability(fields: Fields, row: int) -> PortabilityCase:

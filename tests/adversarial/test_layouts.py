@@ -14,7 +14,7 @@ from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import read_rows
 from lm_eval_tasks.common.records.benchmark import Benchmark, all_benchmarks
-from lm_eval_tasks.common.records.cases import LeftOut
+from lm_eval_tasks.common.records.cases import OmittedRecord
 from lm_eval_tasks.common.records.fields import Fields
 from lm_eval_tasks.common.records.layouts import Layout, LayoutReader
 
@@ -30,7 +30,7 @@ def unread_by(benchmark: Benchmark[Any], records: list[dict[str, Any]]) -> list[
         fields = Fields(record, "place")
         try:
             benchmark.layout.read(fields, row)
-        except LeftOut:
+        except OmittedRecord:
             return LEFT_OUT
         except EditingError:
             return None

@@ -12,7 +12,7 @@ from edit_hooks import EditRequest
 from edit_hooks.answers import IMMEDIATE, ScoredContinuation
 from edit_hooks.inference.items import ScoreItem
 from edit_hooks.lm.options.plan import EditPlan, chunked
-from edit_hooks.lm.sessions import Question, StreamSession
+from edit_hooks.lm.sessions import CaseQuestion, StreamSession
 
 ANSWER = ScoredContinuation(logprob=-1.0, is_greedy=True, token_ids=(1,), token_argmax=(1,))
 
@@ -64,7 +64,7 @@ def test_a_stream_looks_at_a_question_when_it_may_be_due(retention: bool, monkey
 
     stream: Any = Stream()
     questions = [
-        Question(ScoreItem((index, number), (1,)), (edit,), "edited")
+        CaseQuestion(ScoreItem((index, number), (1,)), (edit,), "edited")
         for index, edit in enumerate(edits)
         for number in range(3)
     ]

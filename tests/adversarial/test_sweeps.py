@@ -28,7 +28,7 @@ from edit_hooks.utils.json_io import read_json
 from lm_edit import load_results
 from lm_edit.sweeps.checks import check_plan
 from lm_edit.sweeps.plan import load_plan
-from lm_edit.sweeps.runs import Outcome, command_of, execute, is_locked, prepare
+from lm_edit.sweeps.runs import RunOutcome, command_of, execute, is_locked, prepare
 from lm_edit.sweeps.schedule import run_all
 
 PLAN = """
@@ -188,7 +188,7 @@ def test_an_interrupt_is_not_lost_in_a_callback(tmp_path: Path) -> None:
     class Endless:
         slots = 1
 
-        def submit(self, folder: Path) -> Future[Outcome]:
+        def submit(self, folder: Path) -> Future[RunOutcome]:
             return Future()
 
         def stop(self) -> None:
@@ -213,10 +213,10 @@ class Limited:
 
     def __init__(self, limit: int, error: BaseException) -> None:
         self.limit, self.error = limit, error
-        self.jobs: list[tuple[Path, Future[Outcome]]] = []
+        self.jobs: list[tuple[Path, Future[RunOutcome]]] = []
         self.num_refused, self.stopped = 0, False
 
-    def submit(self, folder: Path) -> Future[Outcome]:
+    def submit(self, folder: Path) -> Future[RunOutcome]:
         if sum(not job.done() for _, job in self.jobs) >= self.limit:
             self.num_refused += 1
             raise self.error
@@ -227,7 +227,7 @@ class Limited:
         """End the job that has run for longest."""
         for _, job in self.jobs:
             if not job.done():
-                job.set_result(Outcome("done"))
+                job.set_result(RunOutcome("done"))
                 return
 
     def stop(self) -> None:

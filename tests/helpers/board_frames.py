@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from lm_edit import CaseDocument, Question, SavedResponse
+from lm_edit import CaseDocument, SavedQuestion, SavedResponse
 
 COMMON: dict[str, Any] = {
     "file": "results_1.json",
@@ -111,7 +111,7 @@ def document(row: dict[str, Any], number: int, answer: str, *, value: float | No
     """A case with one edit, one generated answer and one pair of continuations."""
     before = SavedResponse(text=" Paris", raw=" Paris.")
     pair = [
-        Question(
+        SavedQuestion(
             kind="neighborhood",
             prompt="The tower of Pisa is in",
             wanted="Italy",
@@ -121,7 +121,7 @@ def document(row: dict[str, Any], number: int, answer: str, *, value: float | No
         )
         for target, logprob in (("Italy", -0.5), ("Rome", -3.25))
     ]
-    generated = Question(
+    generated = SavedQuestion(
         kind="efficacy",
         prompt=f"Q: Where is tower {number}?\nA:",
         wanted="Rome",

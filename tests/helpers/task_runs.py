@@ -16,7 +16,7 @@ from task_managers import FOLDER, task_manager
 
 from edit_hooks.utils.json_io import read_rows
 from lm_eval_tasks.common.records.benchmark import Benchmark, all_benchmarks
-from lm_eval_tasks.common.records.cases import LeftOut
+from lm_eval_tasks.common.records.cases import OmittedRecord
 from lm_eval_tasks.common.records.fields import Fields
 
 # Of benchmarks; the tasks of other folders have no edits.
@@ -40,7 +40,7 @@ def kept_records(benchmark: Benchmark[Any]) -> list[dict[str, Any]]:
     """The invented records of a benchmark without those that its release leaves out."""
     kept = []
     for row, (where, record) in enumerate(read_rows(record_file(benchmark))):
-        with contextlib.suppress(LeftOut):
+        with contextlib.suppress(OmittedRecord):
             benchmark.layout.read(Fields(record, where), row)
             kept.append(record)
     return kept

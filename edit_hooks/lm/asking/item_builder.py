@@ -39,7 +39,7 @@ STOCK = (
 ItemT = TypeVar("ItemT", ScoreItem, GenerateItem)
 
 
-class Built(NamedTuple, Generic[ItemT]):
+class BuiltItem(NamedTuple, Generic[ItemT]):
     """An item, and the number of tokens that its prompt lost at the beginning to fit."""
 
     item: ItemT
@@ -100,7 +100,7 @@ class ItemBuilder:
         context, gen_kwargs = request.args
         return self.decoded_item(context, gen_kwargs, Decoding.from_json(decoding))
 
-    def score_item(self, context: str, continuation: str) -> Built[ScoreItem]:
+    def score_item(self, context: str, continuation: str) -> BuiltItem[ScoreItem]:
         """Build an item for scoring a target; its tokens are those past the end of the context."""
         lm = self._lm
         require_text(context + continuation)
@@ -144,7 +144,7 @@ class ItemBuilder:
             sigma *= self._embedding_std
         return StateItem(ids, reading.state, TokenNoise(positions, sigma, noise.seed))
 
-    def token_prompt_item(self, context: str, continuation: str, rule: TokenPrompts) -> Built[ScoreItem]:
+    def token_prompt_item(self, context: str, continuation: str, rule: TokenPrompts) -> BuiltItem[ScoreItem]:
         """Build an item in which every target token has a prompt of its own, as in MEMIT's evaluation of ZsRE.
 
         The target is tokenized without the prompt. The prompt of a token is the context and the decoded tokens before
@@ -177,16 +177,16 @@ class ItemBuilder:
             wanted.append(piece[0] if piece else lm.eot_token_id)
             num_cut = max(num_cut, len(ids) - lm.max_length)
         by_token = TokenContexts(rule, tuple(contexts))
-        return Built(ScoreItem(contexts[0], tuple(wanted), (context, continuation), by_token), num_cut)
+        return BuiltItem(ScoreItem(contexts[0], tuple(wanted), (context, continuation), by_token), num_cut)
 
-    def _glued_token_prompts(self, context: str, continuation: str, rule: TokenPrompts) -> Built[ScoreItem]:
+    def _glued_token_prompts(self, context: str, continuation: str, rule: TokenPrompts) -> BuiltItem[ScoreItem]:
         """The prompts of the tokens of a target that follows its prompt without a space."""
         whole = self.score_item(context, continuation)
         ids, target = whole.item.context, whole.item.continuation
         by_token = TokenContexts(rule, tuple((*ids, *target[:number]) for number in range(len(target))))
         return whole._replace(item=replace(whole.item, by_token=by_token))
 
-    def stock_score_item(self, context: str, continuation: str) -> Built[ScoreItem]:
+    def stock_score_item(self, context: str, continuation: str) -> BuiltItem[ScoreItem]:
         """Build the item of a stock task from texts, with the tokens that lm-eval scores."""
         lm = self._lm
         if context == "":
@@ -201,7 +201,7 @@ class ItemBuilder:
         """Build the item of a stock task from lm-eval's tokens; ``texts`` is ``None`` for rolling windows."""
         return self._fitted(context, continuation, texts).item
 
-    def _fitted(self, ids: Sequence[int], target: Sequence[int], texts: tuple[str, str] | None) -> Built[ScoreItem]:
+    def _fitted(self, ids: Sequence[int], target: Sequence[int], texts: tuple[str, str] | None) -> BuiltItem[ScoreItem]:
         """Create the item; long contexts are cut at the start, as in lm-eval."""
         if not target:
             context, continuation = texts or ("", "")
@@ -216,9 +216,9 @@ class ItemBuilder:
             raise UnusableRequestError(
                 f"continuation of {len(target)} tokens does not fit into {self._lm.max_length} positions."
             )
-        return Built(ScoreItem(tuple(ids[-room:]), tuple(target), texts), max(0, len(ids) - room))
+        return BuiltItem(ScoreItem(tuple(ids[-room:]), tuple(target), texts), max(0, len(ids) - room))
 
-    def decoded_item(self, context: str, gen_kwargs: Mapping[str, Any], decoding: Decoding) -> Built[GenerateItem]:
+    def decoded_item(self, context: str, gen_kwargs: Mapping[str, Any], decoding: Decoding) -> BuiltItem[GenerateItem]:
         """Build an item from the settings of a question, and those of its task where it has none."""
         own = {"do_sample", "temperature", "top_k", "top_p"}  # said by ``decoding`` itself
         of_task = self._without_prompt(context, {name: gen_kwargs[name] for name in gen_kwargs if name not in own})
@@ -261,11 +261,11 @@ class ItemBuilder:
             raise UnusableRequestError(f"answer {text!r} has no token after {context or ''!r}.")
         return tuple(ids)
 
-    def generate_item(self, context: str, gen_kwargs: Mapping[str, Any]) -> Built[GenerateItem]:
+    def generate_item(self, context: str, gen_kwargs: Mapping[str, Any]) -> BuiltItem[GenerateItem]:
         """Build an item for greedy decoding from the generation settings of an lm-eval task."""
         return self.fitted_prompt(context, self._without_prompt(context, gen_kwargs))
 
-    def stock_generate_item(self, context: str, gen_kwargs: Mapping[str, Any]) -> Built[GenerateItem]:
+    def stock_generate_item(self, context: str, gen_kwargs: Mapping[str, Any]) -> BuiltItem[GenerateItem]:
         """Build the item of a stock task, whose thought is part of the answer (:mod:`~edit_hooks.lm.stock.texts`)."""
         return self.fitted_prompt(context, self._of_settings(gen_kwargs, STOCK))
 
@@ -314,7 +314,7 @@ class ItemBuilder:
         stops = tuple(stop for stop in stops if stop and stop != end)
         return GenerateItem((), stops, int(settings["max_gen_toks"]))
 
-    def fitted_prompt(self, context: str, item: GenerateItem) -> Built[GenerateItem]:
+    def fitted_prompt(self, context: str, item: GenerateItem) -> BuiltItem[GenerateItem]:
         """Give an item a prompt; a long one is cut at the start, as in lm-eval."""
         lm = self._lm
         require_text(context)
@@ -329,7 +329,7 @@ class ItemBuilder:
                 f"max_gen_toks={item.max_new_tokens}{thought} leaves no room in {lm.max_length} positions."
             )
         ids = encode(lm.tokenizer, context, lm.add_bos_token).ids or [lm.prefix_token_id]
-        return Built(replace(item, context=tuple(ids[-room:]), text=context), max(0, len(ids) - room))
+        return BuiltItem(replace(item, context=tuple(ids[-room:]), text=context), max(0, len(ids) - room))
 
     def is_cut_past(self, context: str, num_cut: int, position: int) -> bool:
         """Whether the first ``num_cut`` tokens of a prompt reach beyond a position in its text."""

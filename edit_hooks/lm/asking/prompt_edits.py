@@ -23,7 +23,7 @@ from edit_hooks.in_context.selection import select_facts
 from edit_hooks.inference.items import GenerateItem, ScoreItem
 from edit_hooks.lm.asking.chats import Chats
 from edit_hooks.lm.asking.engine import Engine
-from edit_hooks.lm.asking.item_builder import Built, ItemBuilder, ItemT
+from edit_hooks.lm.asking.item_builder import BuiltItem, ItemBuilder, ItemT
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
@@ -31,11 +31,11 @@ from edit_hooks.utils.logs import get_logger
 log = get_logger("lm_eval.edited_hf")
 
 # (prompt, continuation) -> item
-ScoreItemBuilder: TypeAlias = Callable[[str, str], Built[ScoreItem]]
+ScoreItemBuilder: TypeAlias = Callable[[str, str], BuiltItem[ScoreItem]]
 AnswerT = TypeVar("AnswerT", ScoredContinuation, GeneratedText)
 
 
-class Placed(NamedTuple, Generic[ItemT]):
+class PlacedItem(NamedTuple, Generic[ItemT]):
     """An item with the edit's context before its question.
 
     Attributes:
@@ -166,7 +166,7 @@ class PromptEdits:
             raise EditingError("an editor that asks sub-questions needs plain prompts; drop --apply_chat_template.")
         return Dialogue(item.text, delta.contexts)
 
-    def with_context(self, item: ItemT, delta: Delta, score_item: ScoreItemBuilder | None = None) -> Placed[ItemT]:
+    def with_context(self, item: ItemT, delta: Delta, score_item: ScoreItemBuilder | None = None) -> PlacedItem[ItemT]:
         """Rebuild an item with the edit's context before the question.
 
         Demonstrations that do not fit are left out, those farthest from the question first. A prompt that is too long
@@ -175,13 +175,13 @@ class PromptEdits:
         prompt = item.text if isinstance(item, GenerateItem) else item.texts and item.texts[0]
         if prompt is None:
             log.warning("texts without a prompt (rolling log-likelihoods) are answered without the edits' contexts.")
-            return Placed(item, ContextReport())
+            return PlacedItem(item, ContextReport())
         question = self.question_of(prompt)
         chosen = select_facts(delta.contexts, question, self._device_of(delta))
         context = chosen.prompt
         report = ContextReport(best_fact=chosen.best_fact, scope_score=chosen.scope_score, similarity=chosen.similarity)
         if context is None:
-            return Placed(item, report)
+            return PlacedItem(item, report)
         for shown in range(len(context.demonstrations), -1, -1):
             longer = self.before_question(context.text(shown, question), prompt)
             built = self._rebuild(item, longer, score_item)
@@ -198,9 +198,9 @@ class PromptEdits:
             cut=built.cut,
             fact_cut=context.has_fact(question) and self._is_fact_cut(context, question, longer, built),
         )
-        return Placed(built.item, report, model)
+        return PlacedItem(built.item, report, model)
 
-    def _is_fact_cut(self, context: ContextPrompt, question: str, prompt: str, built: Built[ItemT]) -> bool:
+    def _is_fact_cut(self, context: ContextPrompt, question: str, prompt: str, built: BuiltItem[ItemT]) -> bool:
         """Whether what was cut off a prompt reaches into its facts; where they are unknown, whether anything was."""
         start = prompt.rfind((context.text(0, question) + question).strip())
         return self._builder.is_cut_past(prompt, built.num_cut, max(start, 0))
@@ -216,7 +216,7 @@ class PromptEdits:
             return None
         return load_memory(fact.memory, fact.embedder, str(self._engine.device)).counterfactual
 
-    def _rebuild(self, item: ItemT, prompt: str, score_item: ScoreItemBuilder | None) -> Built[ItemT]:
+    def _rebuild(self, item: ItemT, prompt: str, score_item: ScoreItemBuilder | None) -> BuiltItem[ItemT]:
         if isinstance(item, GenerateItem):
             return self._builder.fitted_prompt(prompt, item)
         assert item.texts is not None
@@ -244,7 +244,7 @@ class PromptEdits:
         return self._chats.question_of(prompt)
 
 
-def fitted_to(model: nn.Module, built: Built[ItemT]) -> Built[ItemT]:
+def fitted_to(model: nn.Module, built: BuiltItem[ItemT]) -> BuiltItem[ItemT]:
     """The item with its beginning cut to the positions of another model, which may have fewer.
 
     Raises:
@@ -268,7 +268,7 @@ def fitted_to(model: nn.Module, built: Built[ItemT]) -> Built[ItemT]:
         contexts = item.by_token.ids  # each of them followed by one token
         by_token = dataclasses.replace(item.by_token, ids=tuple(ids[-limit:] for ids in contexts))
         more = max(0, *(len(ids) - limit for ids in contexts))
-        return Built(dataclasses.replace(item, by_token=by_token), built.num_cut + more)
+        return BuiltItem(dataclasses.replace(item, by_token=by_token), built.num_cut + more)
     room = limit - length
     more = max(0, len(item.context) - room)
-    return Built(dataclasses.replace(item, context=item.context[-room:]), built.num_cut + more)
+    return BuiltItem(dataclasses.replace(item, context=item.context[-room:]), built.num_cut + more)

@@ -29,7 +29,7 @@ from typing import Any
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.json_io import read_json
 from edit_hooks.utils.scripts import mention_of
-from lm_edit.builders.bake.templates import Wording, fill, read_relations
+from lm_edit.builders.bake.templates import RelationTemplates, fill, read_relations
 from lm_edit.builders.facts import Fact, entry_names, read_facts
 from lm_eval_tasks.bake.benchmark import REWRITE
 from lm_eval_tasks.common.records.fields import Fields
@@ -56,23 +56,23 @@ class FactTable:
         labels: names in words of relations that have one.
     """
 
-    relations: Mapping[str, Wording]
+    relations: Mapping[str, RelationTemplates]
     facts: Sequence[Fact]
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def without_templates(self) -> list[str]:
         """The relations with facts and without any template, in the order of their facts."""
         named = dict.fromkeys(fact.relation for fact in self.facts)
-        return [name for name in named if self.relations[name] == Wording()]
+        return [name for name in named if self.relations[name] == RelationTemplates()]
 
-    def with_templates(self, templates: Mapping[str, Wording]) -> FactTable:
+    def with_templates(self, templates: Mapping[str, RelationTemplates]) -> FactTable:
         """The table with further templates; those of relations that it has not are not used.
 
         Raises:
             EditingError: for a relation that has templates already.
         """
         for name in templates:
-            if self.relations.get(name, Wording()) != Wording():
+            if self.relations.get(name, RelationTemplates()) != RelationTemplates():
                 raise EditingError(f"relation {name!r} has templates in two files; keep them in one.")
         return replace(self, relations={name: templates.get(name, old) for name, old in self.relations.items()})
 
@@ -109,7 +109,7 @@ class FactTable:
 
 
 @dataclass
-class Built:
+class BakeRecords:
     """The records, and what became of the other facts.
 
     Attributes:
@@ -154,7 +154,7 @@ def build_records(
     relations: Sequence[str] | None = None,
     per_relation: int | None = None,
     seed: int = 0,
-) -> Built:
+) -> BakeRecords:
     """One record for every fact that can be edited.
 
     What is drawn for a fact does not depend on which other facts are edited.
@@ -180,7 +180,7 @@ def build_records(
         )
     for name, lack in table.lacks(form, relations).items():
         raise EditingError(f"relation {name!r} needs {lack}.")
-    built, known = Built(), frozenset(table.facts)
+    built, known = BakeRecords(), frozenset(table.facts)
     for relation, facts in by_relation.items():
         if relations is not None and relation not in relations:
             continue
@@ -250,7 +250,7 @@ def _neighbors(
 
 
 def _record(
-    wording: Wording, fact: Fact, other: Fact, form: str, num_paraphrases: int, chance: random.Random
+    wording: RelationTemplates, fact: Fact, other: Fact, form: str, num_paraphrases: int, chance: random.Random
 ) -> dict[str, Any]:
     prompt, *rest = chance.sample(wording.prompts, len(wording.prompts))
     record: dict[str, Any] = {

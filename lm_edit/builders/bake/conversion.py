@@ -5,8 +5,8 @@ gives one record with a definition of another superclass and one with a definiti
 ``concept_data.json`` would give 904. The :class:`Conversion` counts what was left out, and why.
 
 ``concept_data.json`` has no prompts. Those of a record come from a file ``final_<model>_<module>.json`` of the same
-release where one has the concept with this new definition, else from a :class:`Wording`; locality prompts and their
-answers are in those files only. The wording of the judge question is not published.
+release where one has the concept with this new definition, else from a :class:`ConceptWording`; locality prompts and
+their answers are in those files only. The wording of the judge question is not published.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODULES = ("inter", "intra")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wording:
+class ConceptWording:
     """Wording of the prompts that the release does not give.
 
     Attributes:
@@ -89,7 +89,7 @@ class Conversion:
 def convert(
     concepts: Iterable[tuple[str, Any]],
     released: Mapping[tuple[str, str], ReleasedPrompts] | None = None,
-    wording: Wording | None = None,
+    wording: ConceptWording | None = None,
 ) -> Conversion:
     """Convert the concepts of ``concept_data.json``.
 
@@ -101,7 +101,7 @@ def convert(
     Raises:
         EditingError: for a concept without a name, and for fields of the wrong type.
     """
-    released, wording = released or {}, wording or Wording()
+    released, wording = released or {}, wording or ConceptWording()
     conversion = Conversion()
     seen: set[tuple[str, str]] = set()
     for where, concept in concepts:
@@ -137,7 +137,7 @@ def _reason_to_leave_out(
 
 
 def _record(
-    name: str, module: str, old: str, new: str, prompts: ReleasedPrompts | None, wording: Wording
+    name: str, module: str, old: str, new: str, prompts: ReleasedPrompts | None, wording: ConceptWording
 ) -> dict[str, Any]:
     edit = wording.edit if prompts is None else template_of(prompts.edit, name)
     assert edit is not None  # _reason_to_leave_out has checked

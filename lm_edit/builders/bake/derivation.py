@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.builders.bake.templates import OBJECT, SUBJECT, WHETHER, Wording
+from lm_edit.builders.bake.templates import OBJECT, SUBJECT, WHETHER, RelationTemplates
 from lm_edit.builders.replies import template_of
 from lm_eval_tasks.bake.benchmark import BAKE_J, BAKE_QJ, REWRITE, BakeCase
 from lm_eval_tasks.common.records.fields import Fields
 
-KINDS = PROMPTS, REVERSE, JUDGE = Wording._fields
+KINDS = PROMPTS, REVERSE, JUDGE = RelationTemplates._fields
 MIN_RECORDS, MIN_SHARE = 2, 0.1
 
 # Reasons
@@ -58,7 +58,7 @@ class RelationCounts:
 
 
 @dataclass
-class Derived:
+class DerivedTemplates:
     """Templates of relations, and what was not kept.
 
     Attributes:
@@ -68,14 +68,16 @@ class Derived:
         unread: texts that are no template.
     """
 
-    wordings: dict[str, Wording] = field(default_factory=dict)
+    wordings: dict[str, RelationTemplates] = field(default_factory=dict)
     counts: dict[str, RelationCounts] = field(default_factory=dict)
     kept: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     rest: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     unread: list[Unread] = field(default_factory=list)
 
 
-def derive(rows: Iterable[tuple[str, Any]], *, min_records: int = MIN_RECORDS, min_share: float = MIN_SHARE) -> Derived:
+def derive(
+    rows: Iterable[tuple[str, Any]], *, min_records: int = MIN_RECORDS, min_share: float = MIN_SHARE
+) -> DerivedTemplates:
     """Read the templates of every relation off its records.
 
     A record shows a few of the templates of its relation, drawn from a pool of unknown size. So the frequency of a
@@ -90,7 +92,7 @@ def derive(rows: Iterable[tuple[str, Any]], *, min_records: int = MIN_RECORDS, m
     Raises:
         EditingError: for records that the tasks would refuse, and those without a relation.
     """
-    derived = Derived()
+    derived = DerivedTemplates()
     for where, record in rows:
         relation, texts = _read(where, record)
         counts = derived.counts.setdefault(relation, RelationCounts())
@@ -108,7 +110,7 @@ def derive(rows: Iterable[tuple[str, Any]], *, min_records: int = MIN_RECORDS, m
     return derived
 
 
-def _keep(derived: Derived, relation: str, counts: RelationCounts, min_records: int, min_share: float) -> None:
+def _keep(derived: DerivedTemplates, relation: str, counts: RelationCounts, min_records: int, min_share: float) -> None:
     kept, rest = (dict[str, dict[str, int]](), dict[str, dict[str, int]]())
     for kind in KINDS:
         ranked = sorted(counts.found[kind].items(), key=lambda item: (-item[1], item[0]))
@@ -116,8 +118,8 @@ def _keep(derived: Derived, relation: str, counts: RelationCounts, min_records: 
         enough = [(template, count) for template, count in ranked if count >= least]
         kept[kind] = dict(enough[:1] if kind == JUDGE else enough)
         rest[kind] = {template: count for template, count in ranked if template not in kept[kind]}
-    wording = Wording(tuple(kept[PROMPTS]), tuple(kept[REVERSE]), next(iter(kept[JUDGE]), None))
-    if wording != Wording():
+    wording = RelationTemplates(tuple(kept[PROMPTS]), tuple(kept[REVERSE]), next(iter(kept[JUDGE]), None))
+    if wording != RelationTemplates():
         derived.wordings[relation] = wording
     derived.kept[relation], derived.rest[relation] = kept, rest
 

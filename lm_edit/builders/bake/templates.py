@@ -21,7 +21,7 @@ WHETHER = "Whether "  # how one begins
 _SLOT = re.compile(r"\{(subject|object)\}")
 
 
-class Wording(NamedTuple):
+class RelationTemplates(NamedTuple):
     """Templates of a relation; it has none if all three are empty.
 
     Attributes:
@@ -56,7 +56,7 @@ class Wording(NamedTuple):
         return entry if self.judge is None else {**entry, "judge": self.judge}
 
 
-def read_wording(fields: Fields) -> Wording:
+def read_wording(fields: Fields) -> RelationTemplates:
     """The templates in an entry of ``relations``; of equal ones the first. An entry may have none at all.
 
     Raises:
@@ -64,14 +64,14 @@ def read_wording(fields: Fields) -> Wording:
             some templates and without ``prompts``.
     """
     fields.optional("label")
-    if not any(fields.has(name) for name in Wording._fields):
-        for name in Wording._fields:
+    if not any(fields.has(name) for name in RelationTemplates._fields):
+        for name in RelationTemplates._fields:
             fields.optional(name)
         unread = fields.unread()
         fields.check_spelling(unread)
         if unread:
             raise fields.error(unread[0], "is not known; prompts, reverse, judge and label are")
-        return Wording()
+        return RelationTemplates()
     prompts, reverse = fields.texts("prompts", required=True), fields.texts("reverse")
     judge = fields.text("judge") if fields.has("judge") else None
     fields.check_spelling(fields.unread())
@@ -82,10 +82,10 @@ def read_wording(fields: Fields) -> Wording:
         raise fields.error("judge", f"is {judge!r}; {{object}} and {{subject}} are needed once each")
     if judge is not None and not (judge.startswith(WHETHER) and judge.endswith("?")):
         raise fields.error("judge", f"is {judge!r}; it begins with 'Whether ' and ends with '?'")
-    return Wording(tuple(dict.fromkeys(prompts)), tuple(dict.fromkeys(reverse)), judge)
+    return RelationTemplates(tuple(dict.fromkeys(prompts)), tuple(dict.fromkeys(reverse)), judge)
 
 
-def read_relations(fields: Fields, names: Sequence[str]) -> dict[str, Wording]:
+def read_relations(fields: Fields, names: Sequence[str]) -> dict[str, RelationTemplates]:
     """The templates of the named entries of ``relations``.
 
     Raises:
@@ -100,7 +100,7 @@ def read_relations(fields: Fields, names: Sequence[str]) -> dict[str, Wording]:
     return found
 
 
-def read_templates(path: str | Path) -> dict[str, Wording]:
+def read_templates(path: str | Path) -> dict[str, RelationTemplates]:
     """Read a file of templates; one without any relation is accepted.
 
     Raises:
@@ -115,7 +115,7 @@ def read_templates(path: str | Path) -> dict[str, Wording]:
     return read_relations(Fields(record, str(path)), list(relations))
 
 
-def templates_content(wordings: Mapping[str, Wording], provenance: Mapping[str, Any]) -> dict[str, Any]:
+def templates_content(wordings: Mapping[str, RelationTemplates], provenance: Mapping[str, Any]) -> dict[str, Any]:
     """The content of a file of templates."""
     return {"relations": {name: wording.to_json() for name, wording in wordings.items()}, "provenance": provenance}
 

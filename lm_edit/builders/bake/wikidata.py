@@ -48,7 +48,7 @@ class RelationFile(NamedTuple):
     is_swapped: bool = False
 
 
-class Row(NamedTuple):
+class WikidataRow(NamedTuple):
     """A row of a result.
 
     Attributes:
@@ -70,7 +70,7 @@ class Row(NamedTuple):
 
 
 @dataclass
-class Converted:
+class WikidataFacts:
     """Facts, and the rows that are none.
 
     Attributes:
@@ -82,7 +82,7 @@ class Converted:
     """
 
     facts: list[Fact] = field(default_factory=list)
-    ambiguous: list[tuple[Row, str]] = field(default_factory=list)
+    ambiguous: list[tuple[WikidataRow, str]] = field(default_factory=list)
     num_repeated: int = 0
     items: list[Fact] = field(default_factory=list)
 
@@ -112,7 +112,9 @@ def parse_relation_file(text: str) -> RelationFile:
     return RelationFile(name, label, user_path(file, "query result"))
 
 
-def convert(files: Sequence[RelationFile], *, several_objects: bool = False, skip_ambiguous: bool = False) -> Converted:
+def convert(
+    files: Sequence[RelationFile], *, several_objects: bool = False, skip_ambiguous: bool = False
+) -> WikidataFacts:
     """The facts of some results.
 
     Args:
@@ -126,7 +128,7 @@ def convert(files: Sequence[RelationFile], *, several_objects: bool = False, ski
     if twice := [name for name, count in Counter(file.relation for file in files).items() if count > 1]:
         raise EditingError(f"relation {twice[0]!r} is given twice; join its files.")
     rows = [row for file in files for row in _read(file)]
-    converted = Converted(ambiguous=list(_ambiguous(rows, several_objects)))
+    converted = WikidataFacts(ambiguous=list(_ambiguous(rows, several_objects)))
     if converted.ambiguous and not skip_ambiguous:
         raise EditingError(_message(converted.ambiguous))
     skipped = {(row.relation, row.where) for row, _ in converted.ambiguous}
@@ -145,7 +147,7 @@ def convert(files: Sequence[RelationFile], *, several_objects: bool = False, ski
     return converted
 
 
-def content(files: Sequence[RelationFile], converted: Converted) -> dict[str, Any]:
+def content(files: Sequence[RelationFile], converted: WikidataFacts) -> dict[str, Any]:
     """The content of the file of facts; its relations have no templates yet."""
     counts = Counter(reason for _, reason in converted.ambiguous)
     swapped = [file.relation for file in files if file.is_swapped]
@@ -161,8 +163,8 @@ def content(files: Sequence[RelationFile], converted: Converted) -> dict[str, An
     }
 
 
-def _message(ambiguous: Sequence[tuple[Row, str]]) -> str:
-    by_reason: dict[str, list[Row]] = defaultdict(list)
+def _message(ambiguous: Sequence[tuple[WikidataRow, str]]) -> str:
+    by_reason: dict[str, list[WikidataRow]] = defaultdict(list)
     for row, reason in ambiguous:
         by_reason[reason].append(row)
     lines = []
@@ -178,7 +180,7 @@ def _message(ambiguous: Sequence[tuple[Row, str]]) -> str:
     )
 
 
-def _ambiguous(rows: Sequence[Row], several_objects: bool) -> Iterator[tuple[Row, str]]:
+def _ambiguous(rows: Sequence[WikidataRow], several_objects: bool) -> Iterator[tuple[WikidataRow, str]]:
     """The ambiguous rows, each with its first reason."""
     labels: dict[str, set[str]] = defaultdict(set)
     items: dict[str, set[str]] = defaultdict(set)
@@ -206,14 +208,14 @@ def _is_label(text: str) -> bool:
     return bool(text) and not _ID.fullmatch(text)
 
 
-def _read(file: RelationFile) -> Iterator[Row]:
+def _read(file: RelationFile) -> Iterator[WikidataRow]:
     rows = list(_csv_rows(file.path) if file.path.suffix.lower() == ".csv" else _json_rows(file.path))
     if not rows:
         raise EditingError(f"{file.path} has no rows.")
     s, o = ("o", "s") if file.is_swapped else ("s", "o")
     for where, values in rows:
         subject, object = (found[1] if (found := _ITEM.fullmatch(values[name])) else "" for name in (s, o))
-        yield Row(where, file.relation, subject, values[f"{s}Label"], object, values[f"{o}Label"])
+        yield WikidataRow(where, file.relation, subject, values[f"{s}Label"], object, values[f"{o}Label"])
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:

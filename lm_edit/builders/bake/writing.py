@@ -19,7 +19,7 @@ from judges.backends.base import Outcome
 from judges.match import alias_match
 from judges.prompt import Chat, quote
 from lm_edit.builders.bake.building import FactTable
-from lm_edit.builders.bake.templates import OBJECT, SUBJECT, WHETHER, Wording
+from lm_edit.builders.bake.templates import OBJECT, SUBJECT, WHETHER, RelationTemplates
 from lm_edit.builders.facts import Fact
 from lm_edit.builders.replies import MAX_WORDING, is_usable, json_values, reply_text
 
@@ -69,7 +69,7 @@ _BLANK = re.compile(r"_{2,}|\.{3}|\u2026")
 
 
 @dataclass
-class Written:
+class TemplateReplies:
     """What became of the replies.
 
     Attributes:
@@ -78,7 +78,7 @@ class Written:
         unreadable: (relation, reason) of the relations whose reply has no templates at all.
     """
 
-    wordings: dict[str, Wording] = field(default_factory=dict)
+    wordings: dict[str, RelationTemplates] = field(default_factory=dict)
     dropped: list[tuple[str, str, str]] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
 
@@ -120,9 +120,9 @@ def _chat(table: FactTable, relation: str) -> Chat:
     return [{"role": "user", "content": f"{PROMPT}Relation: {quote(words)}\nFacts: [{pairs}]\n"}]
 
 
-def read_replies(table: FactTable, relations: Sequence[str], outcomes: Sequence[Outcome]) -> Written:
+def read_replies(table: FactTable, relations: Sequence[str], outcomes: Sequence[Outcome]) -> TemplateReplies:
     """Check the replies to :func:`make_chats`."""
-    written = Written()
+    written = TemplateReplies()
     for relation, outcome in zip(relations, outcomes, strict=True):
         text, reason = reply_text(outcome)
         reply = None if text is None else _parse(text)
@@ -131,7 +131,7 @@ def read_replies(table: FactTable, relations: Sequence[str], outcomes: Sequence[
             continue
         names = [name for fact in examples(table, relation) for name in (fact.subject, fact.object)]
         wording = _read_wording(relation, reply, names, written)
-        if wording == Wording():
+        if wording == RelationTemplates():
             written.unreadable.append((relation, "none of its templates can be used"))
         else:
             written.wordings[relation] = wording
@@ -140,7 +140,9 @@ def read_replies(table: FactTable, relations: Sequence[str], outcomes: Sequence[
 
 def _parse(text: str) -> dict[str, Any] | None:
     """The one object of a reply that has the three fields, and these alone."""
-    found = [one for one in json_values(text, "{") if isinstance(one, dict) and set(one) == set(Wording._fields)]
+    found = [
+        one for one in json_values(text, "{") if isinstance(one, dict) and set(one) == set(RelationTemplates._fields)
+    ]
     if len(found) != 1 or not isinstance(found[0]["judge"], str):
         return None
     lists = (found[0]["prompts"], found[0]["reverse"])
@@ -149,7 +151,9 @@ def _parse(text: str) -> dict[str, Any] | None:
     return found[0] if all(isinstance(text, str) for one in lists for text in one) else None
 
 
-def _read_wording(relation: str, reply: dict[str, Any], names: Sequence[str], written: Written) -> Wording:
+def _read_wording(
+    relation: str, reply: dict[str, Any], names: Sequence[str], written: TemplateReplies
+) -> RelationTemplates:
     """The usable templates of a reply; the others are added to ``written.dropped``."""
 
     def usable(texts: Sequence[str], slot: str) -> tuple[str, ...]:
@@ -172,7 +176,7 @@ def _read_wording(relation: str, reply: dict[str, Any], names: Sequence[str], wr
         problem = NO_JUDGE
     if problem:
         written.dropped.append((relation, judge, problem))
-    return Wording(prompts, reverse, None if problem else judge)
+    return RelationTemplates(prompts, reverse, None if problem else judge)
 
 
 def _problem(text: str, slots: Sequence[str], names: Sequence[str]) -> str:

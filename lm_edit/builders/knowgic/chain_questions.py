@@ -15,7 +15,7 @@ from typing import NamedTuple
 from judges.match import has_answer
 from lm_edit.builders.facts import Fact
 from lm_edit.builders.knowgic.graph import MAX_STEPS, Edit
-from lm_edit.builders.knowgic.growth_prompts import Unusable, chain_chat, parse_chain_question, question_chat
+from lm_edit.builders.knowgic.growth_prompts import UnusableReply, chain_chat, parse_chain_question, question_chat
 from lm_edit.builders.knowgic.seeds import Seeds
 from lm_edit.builders.knowgic.validation import ANOTHER_ANSWER, UNKNOWN, Ask, responses
 
@@ -80,14 +80,14 @@ class ChainQuestioner:
     def question(self, paths: Sequence[Path]) -> list[ChainQuestion]:
         """Have a question written about every path and answered, with further attempts where the answer is another."""
         checked: dict[Path, ChainQuestion] = {}
-        earlier: dict[Path, list[Unusable]] = {path: [] for path in paths}
+        earlier: dict[Path, list[UnusableReply]] = {path: [] for path in paths}
         for _ in range(self.attempts):
             self.step = f"questions about {len(earlier)} chains: at least {len(earlier)} requests"
             replies = responses(self.ask, (chain_chat(path, failed) for path, failed in earlier.items()))
             written: list[tuple[Path, str]] = []
             for path, reply in zip(earlier, replies, strict=True):
                 parsed = parse_chain_question(reply.text or "", path, self.seeds.object_names(path[-1])[1:])
-                if isinstance(parsed, Unusable):
+                if isinstance(parsed, UnusableReply):
                     earlier[path].append(parsed)
                     checked[path] = ChainQuestion(path, parsed.question or "", "", reply.reason or NO_QUESTION)
                 else:
@@ -95,7 +95,7 @@ class ChainQuestioner:
             for one in self._answer(written):
                 checked[one.path] = one
                 if one.problem:
-                    earlier[one.path].append(Unusable(one.question, ANOTHER_ANSWER))
+                    earlier[one.path].append(UnusableReply(one.question, ANOTHER_ANSWER))
                 else:
                     del earlier[one.path]
         self._try_given(checked)

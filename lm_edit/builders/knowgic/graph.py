@@ -40,7 +40,7 @@ class Edit(NamedTuple):
     target_new: str
 
 
-class Origin(NamedTuple):
+class GraphOrigin(NamedTuple):
     """Where the facts of a joined graph come from.
 
     Attributes:
@@ -75,7 +75,7 @@ class KnowledgeGraph:
     edits: Sequence[Edit]
     aliases: Mapping[str, Sequence[str]]
     wordings: Mapping[Fact, Relation] = field(default_factory=dict)
-    origin: Origin | None = None
+    origin: GraphOrigin | None = None
 
     def wording(self, fact: Fact) -> Relation:
         """Statement and question of a fact."""

@@ -26,7 +26,7 @@ from lm_edit.builders.facts import Fact
 from lm_edit.builders.knowgic.chain_questions import ChainQuestion, ChainQuestioner, draw_paths, find_paths
 from lm_edit.builders.knowgic.graph import Edit, KnowledgeGraph, Relation, find_chains
 from lm_edit.builders.knowgic.growth_prompts import (
-    Unusable,
+    UnusableReply,
     chain_question_problem,
     check_wording,
     extraction_chat,
@@ -36,7 +36,7 @@ from lm_edit.builders.knowgic.growth_prompts import (
 )
 from lm_edit.builders.knowgic.review import ChainFailure, Failure, Line, Proposal, Review, triplet_id
 from lm_edit.builders.knowgic.seeds import Seeds, Spelling
-from lm_edit.builders.knowgic.validation import Ask, Candidate, Found, Validator, responses
+from lm_edit.builders.knowgic.validation import Ask, TripletCandidate, Validator, ValidTriplet, responses
 
 # Reasons for which a triplet is discarded, besides those of its validation
 SAME_ENTITY = "subject and object are the same entity"
@@ -57,7 +57,7 @@ SEED, PEOPLE, MODEL = "seed", "people", "model"  # origins of facts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class GrowthLimits:
     """Where the growth stops.
 
     Attributes:
@@ -97,7 +97,7 @@ class Growth:
         stopped: the reason for the end.
     """
 
-    facts: list[Found] = field(default_factory=list)
+    facts: list[ValidTriplet] = field(default_factory=list)
     discarded: list[tuple[Fact, str]] = field(default_factory=list)
     chain_questions: list[ChainQuestion] = field(default_factory=list)
     rounds: int = 0
@@ -130,7 +130,7 @@ class Grower:
         self,
         seeds: Seeds,
         ask: Ask,
-        limits: Limits,
+        limits: GrowthLimits,
         review: Review | None = None,
         report: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -191,10 +191,10 @@ class Grower:
 
     # -------------------------------------------------------------------- steps
 
-    def _start(self) -> list[Found]:
+    def _start(self) -> list[ValidTriplet]:
         """Validate what people give; the seeds that fail are dropped with their edits."""
         seeds = [edit.fact for edit in self.seeds.edits]
-        given = [Candidate(fact, SEED if fact in seeds else PEOPLE) for fact in self.seeds.triplets]
+        given = [TripletCandidate(fact, SEED if fact in seeds else PEOPLE) for fact in self.seeds.triplets]
         self._seen.update(self.seeds.triplets)
         found = self._validate(given, 0)
         own = self._own(0, found)
@@ -217,7 +217,7 @@ class Grower:
         )
         return new
 
-    def _explore(self, facts: Sequence[Found], number: int) -> list[Candidate]:
+    def _explore(self, facts: Sequence[ValidTriplet], number: int) -> list[TripletCandidate]:
         """Triplets that the model states in its reasoning about facts and that are new."""
         growth = self.growth
         about_chains = [one.question for one in self._question_chains(facts, number) if not one.problem]
@@ -229,14 +229,14 @@ class Grower:
                 sentences.setdefault(sentence, question)
         self._step = f"round {number}, extraction: at least {len(sentences)} requests, then one for each new triplet"
         chats = [extraction_chat(sentence, question) for sentence, question in sentences.items()]
-        candidates: list[Candidate] = []
+        candidates: list[TripletCandidate] = []
         for sentence, response in zip(sentences, responses(self.ask, chats), strict=True):
             extracted = parse_triplets(response.text or "")
             if extracted is None:
                 growth.num_unreadable += 1
                 continue
             growth.num_unusable += extracted.num_unusable
-            candidates += [Candidate(self._spell(fact), MODEL, sentence) for fact in extracted.facts]
+            candidates += [TripletCandidate(self._spell(fact), MODEL, sentence) for fact in extracted.facts]
         growth.num_sentences += len(sentences)
         new = self._screen(candidates)
         self.report(
@@ -245,7 +245,7 @@ class Grower:
         )
         return new
 
-    def _question_chains(self, new: Sequence[Found], number: int) -> list[ChainQuestion]:
+    def _question_chains(self, new: Sequence[ValidTriplet], number: int) -> list[ChainQuestion]:
         """Ask about paths with a new fact."""
         growth = self.growth
         paths = find_paths([one.fact for one in growth.facts], self._edits, {one.fact for one in new})
@@ -261,9 +261,9 @@ class Grower:
             self.report(f"round {number}: {valid} of {len(asked)} questions about {len(paths)} new chains validated")
         return asked
 
-    def _screen(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+    def _screen(self, candidates: Iterable[TripletCandidate]) -> list[TripletCandidate]:
         """Those that are new and may be in the graph, each once."""
-        new: list[Candidate] = []
+        new: list[TripletCandidate] = []
         for candidate in candidates:
             fact = candidate.fact
             if fact in self._seen:
@@ -286,7 +286,7 @@ class Grower:
             return SECOND_OBJECT  # an edit has one original object
         return None
 
-    def _decide(self, found: Sequence[Found], number: int) -> list[Found]:
+    def _decide(self, found: Sequence[ValidTriplet], number: int) -> list[ValidTriplet]:
         """What people keep of a round, with their own triplets; sets the end if some have no decision."""
         if self.review is None:
             return list(found)
@@ -316,7 +316,7 @@ class Grower:
             self.growth.failures += [one for one in failed if self.review.lacks(one)]
         return bool(self.growth.failures)
 
-    def _own(self, number: int, valid: Sequence[Found]) -> list[Candidate]:
+    def _own(self, number: int, valid: Sequence[ValidTriplet]) -> list[TripletCandidate]:
         """Triplets that people give for a round, with their wordings. One that was discarded before is tried again."""
         if self.review is None:
             return []
@@ -329,7 +329,7 @@ class Grower:
         self._seen -= wordings.keys() - done
         seeds = [edit.fact for edit in self.seeds.edits]
         return self._screen(
-            Candidate(fact, SEED if fact in seeds else PEOPLE, wordings=tuple(texts))
+            TripletCandidate(fact, SEED if fact in seeds else PEOPLE, wordings=tuple(texts))
             for fact, texts in wordings.items()
         )
 
@@ -337,7 +337,7 @@ class Grower:
         """Question and statement of people for a triplet; raises EditingError if no record can have them."""
         question, statement = (" ".join(text.split()) for text in (line.question, line.statement))
         wording = check_wording(question, statement, line.fact, self.seeds.object_names(line.fact)[1:])
-        if isinstance(wording, Unusable):
+        if isinstance(wording, UnusableReply):
             raise EditingError(
                 f"{line.where}: question {line.question!r} and statement {line.statement!r} cannot be used: "
                 f"{wording.problem}. Give both for {' | '.join(line.fact)}, or leave them as they were written."
@@ -361,7 +361,7 @@ class Grower:
             if chain.is_own and (problem := chain_question_problem(chain.question, chain.path, names)):
                 raise EditingError(f"{chain.where}: {chain.question!r} cannot be asked about the chain: {problem}.")
 
-    def _add(self, found: Sequence[Found], *, draw: bool = True) -> list[Found]:
+    def _add(self, found: Sequence[ValidTriplet], *, draw: bool = True) -> list[ValidTriplet]:
         """Add facts to the graph until a limit is reached; return those added."""
         growth, before = self.growth, len(self.growth.facts)
         for one in sorted(found, key=self._draw) if draw else found:
@@ -384,10 +384,10 @@ class Grower:
         del growth.facts[size:]
         return growth.facts[before:]
 
-    def _draw(self, found: Found) -> str:
+    def _draw(self, found: ValidTriplet) -> str:
         return hashlib.sha256(json.dumps([self.limits.seed, found.fact]).encode()).hexdigest()
 
-    def _validate(self, candidates: Sequence[Candidate], number: int) -> list[Found]:
+    def _validate(self, candidates: Sequence[TripletCandidate], number: int) -> list[ValidTriplet]:
         """Those whose object the model gives, in order; the others are discarded."""
         self._step, self._number = "", number
         checked = self._validator.validate(candidates)
@@ -400,7 +400,7 @@ class Grower:
             for one in checked
             if one.problem
         ]  # fmt: skip
-        found = [Found(one.candidate, one.question, one.response, number) for one in checked if not one.problem]
+        found = [ValidTriplet(one.candidate, one.question, one.response, number) for one in checked if not one.problem]
         if candidates:
             self.report(f"round {number}: {len(found)} of {len(candidates)} triplets validated")
         return found

@@ -92,26 +92,26 @@ Sentence: "Let us go through this step by step."
 """
 
 
-class Unusable(NamedTuple):
+class UnusableReply(NamedTuple):
     """A reply of no use: the question in it, if there is one, and the reason."""
 
     question: str | None
     problem: str
 
 
-class Extracted(NamedTuple):
+class ExtractedTriplets(NamedTuple):
     """The triplets of a reply; ``num_unusable`` further ones have a name that :func:`is_usable` refuses."""
 
     facts: list[Fact]
     num_unusable: int
 
 
-def wording_chat(fact: Fact, earlier: Sequence[Unusable] = ()) -> Chat:
+def wording_chat(fact: Fact, earlier: Sequence[UnusableReply] = ()) -> Chat:
     """Request question and statement for a triplet, after replies that were of no use."""
     return _message(f"{WORDING_PROMPT}{_triplet(fact)}\n{_earlier(earlier)}")
 
 
-def chain_chat(path: Sequence[Fact], earlier: Sequence[Unusable] = ()) -> Chat:
+def chain_chat(path: Sequence[Fact], earlier: Sequence[UnusableReply] = ()) -> Chat:
     """Request a question about a path, after replies that were of no use."""
     return _message(f"{CHAIN_PROMPT}[{', '.join(map(_triplet, path))}]\n{_earlier(earlier)}")
 
@@ -139,7 +139,7 @@ def _triplet(fact: Fact) -> str:
     return f"[{', '.join(map(quote, fact))}]"
 
 
-def _earlier(replies: Sequence[Unusable]) -> str:
+def _earlier(replies: Sequence[UnusableReply]) -> str:
     lines = [f"{quote(reply.question or 'no question')}: {reply.problem}\n" for reply in replies]
     return EARLIER + "".join(lines) if lines else ""
 
@@ -147,7 +147,7 @@ def _earlier(replies: Sequence[Unusable]) -> str:
 # ------------------------------------------------------------------------ texts of the model
 
 
-def parse_wording(reply: str, fact: Fact, aliases: Sequence[str] = ()) -> Relation | Unusable:
+def parse_wording(reply: str, fact: Fact, aliases: Sequence[str] = ()) -> Relation | UnusableReply:
     """Parse question and statement for a triplet into the templates of its relation.
 
     Args:
@@ -159,34 +159,34 @@ def parse_wording(reply: str, fact: Fact, aliases: Sequence[str] = ()) -> Relati
         " ".join(text.split()) for one in found for text in (one["question"], one["statement"]) if isinstance(text, str)
     ]
     if len(found) != 1 or len(texts) != 2:
-        return Unusable(None, "the reply is not one JSON object with the texts question and statement")
+        return UnusableReply(None, "the reply is not one JSON object with the texts question and statement")
     question, statement = texts
     return check_wording(question, statement, fact, aliases)
 
 
-def check_wording(question: str, statement: str, fact: Fact, aliases: Sequence[str] = ()) -> Relation | Unusable:
+def check_wording(question: str, statement: str, fact: Fact, aliases: Sequence[str] = ()) -> Relation | UnusableReply:
     """Question and statement for a triplet, of the model or of people, as the templates of its relation."""
     if not is_usable(question, MAX_WORDING) or not is_usable(statement, MAX_WORDING):
-        return Unusable(None, "a text is empty, too long, or has brackets or markup")
+        return UnusableReply(None, "a text is empty, too long, or has brackets or markup")
     if not question.endswith("?"):
-        return Unusable(question, "the question does not end with a question mark")
+        return UnusableReply(question, "the question does not end with a question mark")
     if (template := template_of(question, fact.subject)) is None:
-        return Unusable(question, "the subject does not occur exactly once in the question")
+        return UnusableReply(question, "the subject does not occur exactly once in the question")
     names = (fact.object, *aliases)
     if alias_match(template.replace("{}", " "), names):
-        return Unusable(question, "the object occurs in the question")
+        return UnusableReply(question, "the object occurs in the question")
     ends = [end for end in (fact.object, f"{fact.object}.", f"{fact.object}!") if statement.endswith(f" {end}")]
     if not ends:
-        return Unusable(question, "the statement does not end with the object")
+        return UnusableReply(question, "the statement does not end with the object")
     prompt = template_of(statement.removesuffix(ends[0]).rstrip(), fact.subject)
     if prompt is None or not relation_words(prompt):
-        return Unusable(question, "the statement does not have the subject exactly once, and words beside it")
+        return UnusableReply(question, "the statement does not have the subject exactly once, and words beside it")
     if alias_match(prompt.replace("{}", " "), names):
-        return Unusable(question, "the object occurs twice in the statement")
+        return UnusableReply(question, "the object occurs twice in the statement")
     return Relation(prompt, template)
 
 
-def parse_chain_question(reply: str, path: Sequence[Fact], aliases: Sequence[str] = ()) -> str | Unusable:
+def parse_chain_question(reply: str, path: Sequence[Fact], aliases: Sequence[str] = ()) -> str | UnusableReply:
     """Parse the question about a path.
 
     Args:
@@ -195,10 +195,10 @@ def parse_chain_question(reply: str, path: Sequence[Fact], aliases: Sequence[str
     """
     found = [one["question"] for one in json_values(reply, "{") if isinstance(one, dict) and "question" in one]
     if len(found) != 1 or not isinstance(found[0], str):
-        return Unusable(None, "the reply is not one JSON object with the text question")
+        return UnusableReply(None, "the reply is not one JSON object with the text question")
     question = " ".join(found[0].split())
     if problem := chain_question_problem(question, path, aliases):
-        return Unusable(question if is_usable(question, MAX_WORDING) else None, problem)
+        return UnusableReply(question if is_usable(question, MAX_WORDING) else None, problem)
     return question
 
 
@@ -216,7 +216,7 @@ def chain_question_problem(question: str, path: Sequence[Fact], aliases: Sequenc
     return ""
 
 
-def parse_triplets(reply: str) -> Extracted | None:
+def parse_triplets(reply: str) -> ExtractedTriplets | None:
     """Parse the one JSON list of three-text lists in a reply; anything around it is ignored.
 
     Returns:
@@ -227,7 +227,7 @@ def parse_triplets(reply: str) -> Extracted | None:
         return None
     facts = [Fact(*(" ".join(part.split()) for part in row)) for row in lists[0]]
     usable = [fact for fact in facts if all(map(is_usable, fact))]
-    return Extracted(usable, len(facts) - len(usable))
+    return ExtractedTriplets(usable, len(facts) - len(usable))
 
 
 def _is_triplet(value: Any) -> bool:

@@ -22,7 +22,7 @@ from edit_hooks.utils.files import sha256_of, user_path
 from edit_hooks.utils.json_io import read_json
 from judges.match import is_short, normalize
 from lm_edit.builders.facts import Fact
-from lm_edit.builders.knowgic.graph import Edit, KnowledgeGraph, Origin, Relation, parse_graph
+from lm_edit.builders.knowgic.graph import Edit, GraphOrigin, KnowledgeGraph, Relation, parse_graph
 from lm_edit.builders.knowgic.growth import SECOND_LINK, SECOND_OBJECT
 
 
@@ -47,12 +47,12 @@ class GraphFile(NamedTuple):
         return f"{self.name} ({model})" if isinstance(model, str) else self.name
 
     def describe(self) -> dict[str, Any]:
-        """Entry of :class:`Origin`."""
+        """Entry of :class:`GraphOrigin`."""
         writer = {} if self.writer is None else {"writer": self.writer}
         return {"name": self.name, "sha256": self.sha256, **writer}
 
 
-class LeftOut(NamedTuple):
+class OmittedFact(NamedTuple):
     """A fact of a graph that the joined one has not, under the names of the joined one, and the reason."""
 
     graph: str
@@ -60,7 +60,7 @@ class LeftOut(NamedTuple):
     reason: str
 
 
-class Renamed(NamedTuple):
+class RenamedEntry(NamedTuple):
     """A name of a graph, and the one that entity or relation has in the joined graph."""
 
     graph: str
@@ -69,7 +69,7 @@ class Renamed(NamedTuple):
 
 
 @dataclass
-class Joined:
+class JoinedGraph:
     """The joined graph, and what became of the names, wordings and facts of the others.
 
     Attributes:
@@ -79,8 +79,8 @@ class Joined:
 
     graph: KnowledgeGraph
     files: Sequence[GraphFile]
-    left_out: list[LeftOut] = field(default_factory=list)
-    renamed: list[Renamed] = field(default_factory=list)
+    left_out: list[OmittedFact] = field(default_factory=list)
+    renamed: list[RenamedEntry] = field(default_factory=list)
     reworded: list[tuple[str, str]] = field(default_factory=list)
 
     def held_by(self, file: GraphFile) -> list[Fact]:
@@ -88,7 +88,7 @@ class Joined:
         return [fact for fact, names in self.origin.holders.items() if file.name in names]
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> GraphOrigin:
         """That of the facts."""
         assert self.graph.origin is not None
         return self.graph.origin
@@ -128,7 +128,7 @@ def _writer(record: Any) -> Any:
     return provenance.get("writer") if isinstance(provenance, Mapping) else None
 
 
-def join_graphs(files: Sequence[GraphFile]) -> Joined:
+def join_graphs(files: Sequence[GraphFile]) -> JoinedGraph:
     """Join graphs by the rules of this module.
 
     Raises:
@@ -143,7 +143,7 @@ def join_graphs(files: Sequence[GraphFile]) -> Joined:
     relations: dict[str, Relation] = {}
     aliases: dict[str, list[str]] = {}
     holders: dict[Fact, list[str]] = {}
-    left_out: list[LeftOut] = []
+    left_out: list[OmittedFact] = []
     reworded: list[tuple[str, str]] = []
     for file, part in zip(files, parts, strict=True):
         for name, wording in part.relations.items():
@@ -154,9 +154,9 @@ def join_graphs(files: Sequence[GraphFile]) -> Joined:
             others += [name for name in dict.fromkeys(names) if name not in (entity, *others)]
         for fact, wording in part.wordings.items():
             if edited.get(fact[:2], fact) != fact:
-                left_out.append(LeftOut(file.name, fact, SECOND_OBJECT))
+                left_out.append(OmittedFact(file.name, fact, SECOND_OBJECT))
             elif links.setdefault((fact.subject, fact.object), fact) != fact:
-                left_out.append(LeftOut(file.name, fact, SECOND_LINK))
+                left_out.append(OmittedFact(file.name, fact, SECOND_LINK))
             else:
                 wordings.setdefault(fact, wording)
                 holders.setdefault(fact, []).append(file.name)
@@ -164,9 +164,9 @@ def join_graphs(files: Sequence[GraphFile]) -> Joined:
     edits = list(dict.fromkeys(edit for part in parts for edit in part.edits))
     graph = KnowledgeGraph(relations, list(wordings), edits, aliases, own)
     checked = parse_graph(graph.to_json(), " + ".join(file.name for file in files))
-    origin = Origin([file.describe() for file in files], holders)
-    renamed = [Renamed(file.name, *pair) for file, part in zip(files, parts, strict=True) for pair in part.renamed]
-    return Joined(replace(checked, origin=origin), files, left_out, renamed, reworded)
+    origin = GraphOrigin([file.describe() for file in files], holders)
+    renamed = [RenamedEntry(file.name, *pair) for file, part in zip(files, parts, strict=True) for pair in part.renamed]
+    return JoinedGraph(replace(checked, origin=origin), files, left_out, renamed, reworded)
 
 
 class _Part(NamedTuple):

@@ -39,7 +39,7 @@ OTHER_WORDING = "most edits of the relation have another wording"
 SECOND_LINK = "another drawn triplet links the two entities"
 
 
-class Candidate(NamedTuple):
+class SeedCandidate(NamedTuple):
     """An edit that can be a seed.
 
     Attributes:
@@ -55,7 +55,7 @@ class Candidate(NamedTuple):
 
 
 @dataclass
-class Drawn:
+class SeedDraw:
     """The seeds, and what became of the other edits.
 
     Attributes:
@@ -66,7 +66,7 @@ class Drawn:
         absent: wanted relations of the paper of which the records have no edit.
     """
 
-    candidates: list[Candidate] = field(default_factory=list)
+    candidates: list[SeedCandidate] = field(default_factory=list)
     relations: dict[str, Relation] = field(default_factory=dict)
     available: dict[str, int] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
@@ -87,7 +87,7 @@ class Drawn:
 
 def draw_seeds(
     cases: Sequence[MultiHopCase], per_relation: int, wanted: Sequence[str] | None = None, seed: int = 0
-) -> Drawn:
+) -> SeedDraw:
     """Draw edits of every wanted relation; a triplet's place in the draw depends on nothing but itself and the seed.
 
     Args:
@@ -98,7 +98,7 @@ def draw_seeds(
         EditingError: for a relation of which the records have no edit; by default if they have none of them.
     """
     labels = _labels(cases)
-    drawn = Drawn()
+    drawn = SeedDraw()
     ids = list(dict.fromkeys(_relation_id(name, labels) for name in wanted or ())) or [
         identity for identity in THINKEDIT_RELATIONS if identity in labels
     ]
@@ -162,13 +162,13 @@ def _listed(labels: Mapping[str, str]) -> str:
 
 def _candidates(
     cases: Sequence[MultiHopCase], labels: Mapping[str, str], wanted: set[str], left_out: Counter[str]
-) -> list[Candidate]:
+) -> list[SeedCandidate]:
     """The edits of the wanted relations that can be seeds; the others are counted by reason."""
     hops = [hop for case in cases for hop in (*case.old_hops, *case.hops)]
     questions = {hop.cloze: hop.question for hop in reversed(hops)}
     # The original object of a second edit is in no chain of its own record.
     names = {(hop.cloze, hop.answers[0]): hop.answers for hop in reversed(hops)}
-    found: dict[tuple[str, str], Candidate] = {}
+    found: dict[tuple[str, str], SeedCandidate] = {}
     for case in cases:
         for request in case.requests:
             if request.relation_id not in wanted:
@@ -187,7 +187,7 @@ def _candidate(
     questions: Mapping[str, str],
     names: Mapping[tuple[str, str], Sequence[str]],
     source_id: str,
-) -> Candidate | str:
+) -> SeedCandidate | str:
     """The edit as a seed, or the reason why it is none."""
     fact = Fact(str(request.subject), relation, str(request.target_true))
     if (question := questions.get(request.bare_text)) is None:
@@ -206,10 +206,10 @@ def _candidate(
         return GIVEN_AWAY
     if any_exact_match(request.target_new, accepted):
         return SAME_OBJECT
-    return Candidate(Edit(fact, request.target_new), Relation(request.prompt, template), accepted[1:], source_id)
+    return SeedCandidate(Edit(fact, request.target_new), Relation(request.prompt, template), accepted[1:], source_id)
 
 
-def _most_frequent(candidates: Sequence[Candidate]) -> Relation | None:
+def _most_frequent(candidates: Sequence[SeedCandidate]) -> Relation | None:
     """The wording of most edits; of several, the first one."""
     counts = Counter(one.wording for one in candidates)
     return counts.most_common(1)[0][0] if counts else None

@@ -19,7 +19,7 @@ from judges.match import has_answer
 from judges.prompt import Chat
 from lm_edit.builders.facts import Fact
 from lm_edit.builders.knowgic.graph import Relation
-from lm_edit.builders.knowgic.growth_prompts import Unusable, parse_wording, question_chat, wording_chat
+from lm_edit.builders.knowgic.growth_prompts import UnusableReply, parse_wording, question_chat, wording_chat
 from lm_edit.builders.knowgic.seeds import Seeds
 
 # Reasons for which a triplet is not valid
@@ -33,7 +33,7 @@ ANOTHER_ANSWER = "the answer to it was another one"  # what the writer reads abo
 Ask: TypeAlias = Callable[[Sequence[Chat]], Sequence[Outcome]]
 
 
-class Candidate(NamedTuple):
+class TripletCandidate(NamedTuple):
     """A triplet to validate.
 
     Attributes:
@@ -48,10 +48,10 @@ class Candidate(NamedTuple):
     wordings: tuple[Relation, ...] = ()
 
 
-class Found(NamedTuple):
+class ValidTriplet(NamedTuple):
     """A validated triplet, the question about it, the response, and the round of the growth."""
 
-    candidate: Candidate
+    candidate: TripletCandidate
     question: str
     response: str
     round: int
@@ -62,10 +62,10 @@ class Found(NamedTuple):
         return self.candidate.fact
 
 
-class Checked(NamedTuple):
+class TripletCheck(NamedTuple):
     """A triplet with the texts that were tried last, and the response; ``problem`` is empty if it is valid."""
 
-    candidate: Candidate
+    candidate: TripletCandidate
     question: str
     response: str
     problem: str
@@ -131,7 +131,7 @@ class Validator:
         self.wordings: dict[Fact, Relation] = {}
         self.step = ""
 
-    def validate(self, candidates: Sequence[Candidate]) -> list[Checked]:
+    def validate(self, candidates: Sequence[TripletCandidate]) -> list[TripletCheck]:
         """Check every candidate; return them in order.
 
         Those with wordings of people go ahead, then the first triplet of a relation without wording; if it fails, the
@@ -157,9 +157,9 @@ class Validator:
             pending = [one for one in pending if one.fact not in checked]
         return [checked[one.fact] for one in candidates]
 
-    def _refine(self, candidates: Sequence[Candidate]) -> list[Checked]:
+    def _refine(self, candidates: Sequence[TripletCandidate]) -> list[TripletCheck]:
         """Check triplets with the wordings of people; the first valid one counts."""
-        checked: dict[Candidate, Checked] = {}
+        checked: dict[TripletCandidate, TripletCheck] = {}
         for turn in range(max((len(one.wordings) for one in candidates), default=0)):
             left = [one for one in candidates if one.wordings[turn:] and (turn == 0 or checked[one].problem)]
             self.step = f"validation of {len(left)} triplets with questions of people: {len(left)} requests"
@@ -175,33 +175,33 @@ class Validator:
         if self.relations.setdefault(fact.relation, wording) != wording:
             self.wordings[fact] = wording
 
-    def _word(self, candidates: Sequence[Candidate]) -> list[Checked]:
+    def _word(self, candidates: Sequence[TripletCandidate]) -> list[TripletCheck]:
         """Check triplets of relations without wording, one each; a valid one leaves its relation the wording."""
-        checked: dict[Candidate, Checked] = {}
-        earlier: dict[Candidate, list[Unusable]] = {one: [] for one in candidates}
+        checked: dict[TripletCandidate, TripletCheck] = {}
+        earlier: dict[TripletCandidate, list[UnusableReply]] = {one: [] for one in candidates}
         for _ in range(self.attempts):
             replies = responses(self.ask, (wording_chat(one.fact, failed) for one, failed in earlier.items()))
-            worded: list[tuple[Candidate, Relation]] = []
+            worded: list[tuple[TripletCandidate, Relation]] = []
             for one, reply in zip(earlier, replies, strict=True):
                 parsed = parse_wording(reply.text or "", one.fact, self.seeds.object_names(one.fact)[1:])
                 if isinstance(parsed, Relation):
                     worded.append((one, parsed))
                 else:
                     earlier[one].append(parsed)
-                    checked[one] = Checked(one, parsed.question or "", "", reply.reason or NO_WORDING)
+                    checked[one] = TripletCheck(one, parsed.question or "", "", reply.reason or NO_WORDING)
             for answered, (one, wording) in zip(self._question(worded), worded, strict=True):
                 checked[one] = answered
                 if answered.problem:
                     is_unasked = answered.problem == OBJECT_IN_QUESTION
                     earlier[one].append(
-                        Unusable(answered.question, OBJECT_IN_QUESTION if is_unasked else ANOTHER_ANSWER)
+                        UnusableReply(answered.question, OBJECT_IN_QUESTION if is_unasked else ANOTHER_ANSWER)
                     )
                 else:
                     self.relations[one.fact.relation] = wording
                     del earlier[one]
         return [checked[one] for one in candidates]
 
-    def _question(self, worded: Sequence[tuple[Candidate, Relation]]) -> list[Checked]:
+    def _question(self, worded: Sequence[tuple[TripletCandidate, Relation]]) -> list[TripletCheck]:
         """Ask about triplets with the given wordings; a question that has the object is not sent."""
         questions = [fill_slots(wording.question, one.fact.subject) for one, wording in worded]
         asked = [not self._is_given_away(one, wording) for one, wording in worded]
@@ -213,9 +213,9 @@ class Validator:
             is_known = response.text is not None and has_answer(response.text, names)
             problem = "" if is_known else response.reason or UNKNOWN
             fact = statement(fill_slots(wording.prompt, one.fact.subject), one.fact.object)
-            checked.append(Checked(one, question, response.text or "", problem, fact))
+            checked.append(TripletCheck(one, question, response.text or "", problem, fact))
         return checked
 
-    def _is_given_away(self, candidate: Candidate, wording: Relation) -> bool:
+    def _is_given_away(self, candidate: TripletCandidate, wording: Relation) -> bool:
         question = fill_slots(wording.question, candidate.fact.subject)
         return has_answer(question, self.seeds.object_names(candidate.fact))

@@ -20,7 +20,7 @@ from edit_hooks.utils.json_io import parse_json
 from judges.backends.base import Outcome
 from judges.match import contains
 from judges.prompt import Chat
-from lm_edit.builders.qaedit.questions import LocalityPair, Question, Unusable, is_encodable
+from lm_edit.builders.qaedit.questions import LocalityPair, QuestionAnswer, UnusableError, is_encodable
 from lm_edit.builders.qaedit.wording import CATEGORIES, CATEGORY, PARAPHRASE, SUBJECT, WriterPrompt
 from lm_edit.builders.replies import reply_text
 from lm_eval_tasks.common.scoring.breakdown import CATEGORY as CATEGORY_FIELD
@@ -83,13 +83,13 @@ class Building:
         return counts
 
 
-def make_chats(questions: Sequence[Question], settings: BuildSettings) -> list[Chat]:
+def make_chats(questions: Sequence[QuestionAnswer], settings: BuildSettings) -> list[Chat]:
     """Return the chats of all questions: those of one question follow each other, in the order of the prompts."""
     return [prompt.chat(question.question) for question in questions for prompt in settings.prompts]
 
 
 def build(
-    questions: Sequence[Question],
+    questions: Sequence[QuestionAnswer],
     outcomes: Sequence[Outcome],
     pool: Sequence[LocalityPair],
     settings: BuildSettings,
@@ -128,7 +128,7 @@ def build(
                 "subject": read_subject(subject, question.question),
                 "rephrase": read_paraphrase(paraphrase, question.question, question.answer),
             }
-        except Unusable as reason:
+        except UnusableError as reason:
             building.left_out.append((question.where, str(reason)))
             continue
         drawn = draw_locality(pool, question.question, settings.num_locality, settings.seed, asked)
@@ -136,14 +136,14 @@ def build(
         if category:
             try:
                 record[CATEGORY_FIELD] = read_category(category[0])
-            except Unusable as reason:
+            except UnusableError as reason:
                 building.without_category.append((question.where, str(reason)))
         record["provenance"] = {**shared, "file": str(question.file.path), "row": question.row}
         building.records.append(record)
     return building
 
 
-def check_pool(pool: Sequence[LocalityPair], settings: BuildSettings, questions: Sequence[Question] = ()) -> None:
+def check_pool(pool: Sequence[LocalityPair], settings: BuildSettings, questions: Sequence[QuestionAnswer] = ()) -> None:
     """Check that every record finds its locality pairs, also one whose own question is among them.
 
     Args:
@@ -187,7 +187,7 @@ def draw_locality(
     return list(drawn.values())
 
 
-def _keys(questions: Sequence[Question]) -> set[str]:
+def _keys(questions: Sequence[QuestionAnswer]) -> set[str]:
     return {same_text(one.question) for one in questions}
 
 
@@ -203,16 +203,16 @@ def read_subject(outcome: Outcome, question: str) -> str:
     """The subject in a reply, spelled as in the question.
 
     Raises:
-        Unusable: if the reply holds no part of the question, or all of it.
+        UnusableError: if the reply holds no part of the question, or all of it.
     """
     line = _read_line(outcome, SUBJECT, "subject").strip(" ,;:")
     for text in dict.fromkeys((line, _unwrapped(line), line.strip(MARKS))):
         if subject := _find(text, question):
             break
     else:
-        raise Unusable("subject: it does not occur in the question")
+        raise UnusableError("subject: it does not occur in the question")
     if same_text(subject) == same_text(question):
-        raise Unusable("subject: it is the whole question")
+        raise UnusableError("subject: it is the whole question")
     return subject
 
 
@@ -237,19 +237,19 @@ def read_paraphrase(outcome: Outcome, question: str, answer: str) -> str:
     """The paraphrase in a reply.
 
     Raises:
-        Unusable: if the reply repeats the question, holds the answer or markup, or is far longer than the question.
+        UnusableError: the reply repeats the question, holds the answer or markup, or is far longer than the question.
     """
     line = _unwrapped(_read_line(outcome, PARAPHRASE, "paraphrase"))
     if len(line) > MAX_GROWTH * len(question) + MAX_ADDED:
-        raise Unusable("paraphrase: it is far longer than the question")
+        raise UnusableError("paraphrase: it is far longer than the question")
     if not same_text(line):
-        raise Unusable("paraphrase: it is empty")
+        raise UnusableError("paraphrase: it is empty")
     if same_text(line) == same_text(question):
-        raise Unusable("paraphrase: it repeats the question")
+        raise UnusableError("paraphrase: it repeats the question")
     if contains(line, answer):
-        raise Unusable("paraphrase: it holds the answer")
+        raise UnusableError("paraphrase: it holds the answer")
     if (_MARKUP & set(line)) - set(question):
-        raise Unusable("paraphrase: it holds markup")
+        raise UnusableError("paraphrase: it holds markup")
     return line
 
 
@@ -257,12 +257,12 @@ def read_category(outcome: Outcome) -> str:
     """The category in a reply.
 
     Raises:
-        Unusable: unless it is one of :data:`CATEGORIES`.
+        UnusableError: unless it is one of :data:`CATEGORIES`.
     """
     key = same_text(_read_line(outcome, CATEGORY, "category")).replace(" and ", " & ")
     name = next((name for name in CATEGORIES if same_text(name) == key), None)
     if name is None:
-        raise Unusable("category: it is not one of the ten")
+        raise UnusableError("category: it is not one of the ten")
     return name
 
 
@@ -272,20 +272,20 @@ def _read_line(outcome: Outcome, prompt: WriterPrompt, what: str) -> str:
     Thoughts in tags, the fences of a code block and empty lines are skipped.
 
     Raises:
-        Unusable: if there is no such line.
+        UnusableError: if there is no such line.
     """
     text, reason = reply_text(outcome)
     if text is None:
-        raise Unusable(f"{what}: {reason}")
+        raise UnusableError(f"{what}: {reason}")
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("```")]
     if len(lines) > 1:
-        raise Unusable(f"{what}: the reply has several lines")
+        raise UnusableError(f"{what}: the reply has several lines")
     line = re.sub(rf"^{prompt.label}\s*:\s*", "", lines[0], flags=re.IGNORECASE) if lines else ""
     line = _decoded(line).strip()
     if not line:
-        raise Unusable(f"{what}: the reply is empty")
+        raise UnusableError(f"{what}: the reply is empty")
     if not is_encodable(line) or any(unicodedata.category(character) in ("Cc", "Zl", "Zp") for character in line):
-        raise Unusable(f"{what}: the reply holds control characters")
+        raise UnusableError(f"{what}: the reply holds control characters")
     return line
 
 

@@ -16,7 +16,7 @@ from edit_hooks.utils.errors import EditingError
 from judges.backends.base import Outcome
 from judges.prompt import Chat
 from lm_edit.builders.qaedit.building import BUILDER_VERSION, read_category
-from lm_edit.builders.qaedit.questions import Unusable
+from lm_edit.builders.qaedit.questions import UnusableError
 from lm_edit.builders.qaedit.wording import CATEGORIES
 from lm_edit.builders.qaedit.wording import CATEGORY as PROMPT
 from lm_eval_tasks.common.records.dataset import RawRecords, read_raw
@@ -27,7 +27,7 @@ from lm_eval_tasks.qaedit.benchmark import QAEDIT
 PROVENANCE = "provenance"
 
 
-class Row(NamedTuple):
+class LabelingRecord(NamedTuple):
     """A checked record: its place for messages, its fields, and its edit question."""
 
     where: str
@@ -71,7 +71,7 @@ class Labeling:
         return {question: names.pop() for question, names in found.items() if len(names) == 1}
 
 
-def read_records(data: str) -> tuple[list[Row], RawRecords]:
+def read_records(data: str) -> tuple[list[LabelingRecord], RawRecords]:
     """Read and check records in the released layout.
 
     Args:
@@ -84,10 +84,10 @@ def read_records(data: str) -> tuple[list[Row], RawRecords]:
     return [_row(where, record) for where, record in raw.rows], raw
 
 
-def _row(where: str, record: Any) -> Row:
+def _row(where: str, record: Any) -> LabelingRecord:
     if not isinstance(record, Mapping):
         raise EditingError(f"{where}: the record is a {type(record).__name__}; an object is needed.")
-    row = Row(where, record, _question(record, where))
+    row = LabelingRecord(where, record, _question(record, where))
     if row.has_category and not isinstance(record[CATEGORY], str):
         raise EditingError(f"{where}: field 'category' is {record[CATEGORY]!r}; a text is needed, or no such field.")
     if not isinstance(record.get(PROVENANCE, {}), Mapping):
@@ -104,12 +104,12 @@ def _question(record: Mapping[str, Any], where: str) -> str:
     return QAEDIT.layout.read(Fields(record, where), 0).request.text
 
 
-def make_chats(rows: Sequence[Row]) -> list[Chat]:
+def make_chats(rows: Sequence[LabelingRecord]) -> list[Chat]:
     """A chat for every record without a category, in order."""
     return [PROMPT.chat(row.question) for row in rows if not row.has_category]
 
 
-def label(rows: Sequence[Row], outcomes: Sequence[Outcome], provenance: Mapping[str, Any]) -> Labeling:
+def label(rows: Sequence[LabelingRecord], outcomes: Sequence[Outcome], provenance: Mapping[str, Any]) -> Labeling:
     """Add the categories.
 
     Args:
@@ -128,6 +128,6 @@ def label(rows: Sequence[Row], outcomes: Sequence[Outcome], provenance: Mapping[
         try:
             record[CATEGORY] = read_category(next(queue))
             record[PROVENANCE] = {**record.get(PROVENANCE, {}), CATEGORY: origin}
-        except Unusable as reason:
+        except UnusableError as reason:
             labeling.without_category.append((row.where, str(reason)))
     return labeling

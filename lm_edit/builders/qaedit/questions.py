@@ -39,7 +39,7 @@ class QuestionFile(NamedTuple):
     origin: str
 
 
-class Question(NamedTuple):
+class QuestionAnswer(NamedTuple):
     """A question and its answer.
 
     Attributes:
@@ -74,7 +74,7 @@ class Reading(Generic[PairT]):
     left_out: list[tuple[str, str]] = field(default_factory=list)
 
 
-class Unusable(Exception):
+class UnusableError(Exception):
     """A row or a reply that cannot be used; the message is the reason, the same for the same cause."""
 
 
@@ -95,25 +95,25 @@ def parse_question_file(text: str) -> QuestionFile:
     return QuestionFile(path, name.strip() or path.stem)
 
 
-def read_questions(files: Sequence[QuestionFile]) -> Reading[Question]:
+def read_questions(files: Sequence[QuestionFile]) -> Reading[QuestionAnswer]:
     """Read the pairs of question and answer; of questions that :func:`same_text` equates the first.
 
     Raises:
         EditingError: for files that cannot be read, and for a file without a usable row.
     """
-    reading: Reading[Question] = Reading()
+    reading: Reading[QuestionAnswer] = Reading()
     seen: set[str] = set()
     for file in files:
-        found = Reading[Question]()
+        found = Reading[QuestionAnswer]()
         is_csv = _is_csv(file.path)
         for row, (where, record) in enumerate(_rows(file.path, "file of questions", QUESTION_FIELDS, ANSWER_FIELDS)):
             try:
                 question, answer = _pair(record, is_csv)
                 if (key := same_text(question)) in seen:
-                    raise Unusable("an earlier row has the same question")
+                    raise UnusableError("an earlier row has the same question")
                 seen.add(key)
-                found.pairs.append(Question(question, answer, file, where, row))
-            except Unusable as reason:
+                found.pairs.append(QuestionAnswer(question, answer, file, where, row))
+            except UnusableError as reason:
                 found.left_out.append((where, str(reason)))
         _require_pairs(found, file.path, "question and answer")
         reading.pairs += found.pairs
@@ -137,12 +137,12 @@ def read_locality(path: Path) -> Reading[LocalityPair]:
             question = _text(_value(fields, ("loc",), "question"), "question").removeprefix(LOCALITY_PREFIX).strip()
             answer = _text(_value(fields, ("loc_ans",), "answer"), "answer")
             if not question:
-                raise Unusable("the question is empty")
+                raise UnusableError("the question is empty")
             if (key := same_text(question)) in seen:
-                raise Unusable("an earlier row has the same question")
+                raise UnusableError("an earlier row has the same question")
             seen.add(key)
             reading.pairs.append(LocalityPair(question, answer))
-        except Unusable as reason:
+        except UnusableError as reason:
             reading.left_out.append((where, str(reason)))
     _require_pairs(reading, path, "loc and loc_ans")
     return reading
@@ -210,16 +210,16 @@ def _pair(record: Any, is_csv: bool) -> tuple[str, str]:
     fields = _fields(record)
     question = _text(_value(fields, QUESTION_FIELDS, "question"), "question")
     if SLOT in question:
-        raise Unusable("the question holds {}, which marks the subject of an edit request")
+        raise UnusableError("the question holds {}, which marks the subject of an edit request")
     value = _value(fields, ANSWER_FIELDS, "answer")
     if is_csv and isinstance(value, str) and value.lstrip().startswith(("[", "{")):
         try:
             value = parse_json(value, "answer", halves="keep")
         except EditingError:
-            raise Unusable("the answer begins like a list or an object and is no JSON") from None
+            raise UnusableError("the answer begins like a list or an object and is no JSON") from None
     if isinstance(value, list):
         if not value:
-            raise Unusable("the answer is empty")
+            raise UnusableError("the answer is empty")
         value = value[0]
     elif isinstance(value, Mapping):
         value = _value(_fields(value), ("value",), "answer")
@@ -229,9 +229,9 @@ def _pair(record: Any, is_csv: bool) -> tuple[str, str]:
 def _fields(record: Any) -> dict[str, Any]:
     """Fields by name in lower case."""
     if not isinstance(record, Mapping):
-        raise Unusable("the row is no object")
+        raise UnusableError("the row is no object")
     if None in record:  # as csv.DictReader keeps them
-        raise Unusable("the row has more cells than the header")
+        raise UnusableError("the row has more cells than the header")
     return {str(name).strip().lower(): value for name, value in record.items()}
 
 
@@ -239,16 +239,16 @@ def _value(fields: Mapping[str, Any], names: Sequence[str], what: str) -> Any:
     """The first of some fields that is there."""
     value = next((fields[name] for name in names if fields.get(name) is not None), None)
     if value is None:
-        raise Unusable(f"there is no {what}")
+        raise UnusableError(f"there is no {what}")
     return value
 
 
 def _text(value: Any, what: str) -> str:
     """A non-empty text without outer white space."""
     if not isinstance(value, str):
-        raise Unusable(f"the {what} is no text")
+        raise UnusableError(f"the {what} is no text")
     if not value.strip():
-        raise Unusable(f"the {what} is empty")
+        raise UnusableError(f"the {what} is empty")
     if not is_encodable(value):
-        raise Unusable(f"the {what} holds half of a surrogate pair")
+        raise UnusableError(f"the {what} holds half of a surrogate pair")
     return value.strip()

@@ -9,7 +9,7 @@ import pandas as pd
 
 from edit_hooks.utils.files import write_atomically
 from edit_hooks.utils.json_io import json_text
-from lm_edit.results.exports.options import Exported, ExportOptions
+from lm_edit.results.exports.options import ExportOptions, ExportResult
 from lm_edit.results.filters import SAMPLE_FILE, filter_rows, places_of, rows_at
 from lm_edit.results.runs import Paths
 from lm_edit.results.tables import load_cases, load_results
@@ -18,7 +18,7 @@ OF_CASES = (*SAMPLE_FILE, "metric", "stage", "filter")
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
-def export_csv(paths: Paths, out: Path, options: ExportOptions) -> Exported:
+def export_csv(paths: Paths, out: Path, options: ExportOptions) -> ExportResult:
     """Write ``results.csv``, and ``cases.csv`` if there are samples.
 
     Mappings and lists are JSON texts. A text that spreadsheet programs would run as a formula is preceded by ``'``.
@@ -26,7 +26,7 @@ def export_csv(paths: Paths, out: Path, options: ExportOptions) -> Exported:
     results, cases = filter_rows(load_results(paths), options.only), load_cases(paths, require_samples=False)
     if options.only:
         cases = rows_at(cases, OF_CASES, places_of(results, OF_CASES))
-    exported = Exported()
+    exported = ExportResult()
     out.mkdir(parents=True, exist_ok=True)
     for name, frame in (("results.csv", results), ("cases.csv", cases)):
         if not frame.empty:

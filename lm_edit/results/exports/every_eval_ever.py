@@ -20,7 +20,7 @@ from edit_hooks.utils.files import write_atomically
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.json_io import json_text
 from lm_edit.results.exports.every_eval_instances import Instances
-from lm_edit.results.exports.options import Exported, ExportOptions
+from lm_edit.results.exports.options import ExportOptions, ExportResult
 from lm_edit.results.filters import filter_rows
 from lm_edit.results.runs import Paths, ResultFile
 from lm_edit.results.tables import current_results, load_results
@@ -37,10 +37,10 @@ DIFFERENCE = "difference"  # a stage
 DETAILS = ("stage", "filter", "protocol", "population", "judge", "role", "chance", "n", "excluded", "failed", "or_0")
 
 
-def export_every_eval_ever(paths: Paths, out: Path, options: ExportOptions) -> Exported:
+def export_every_eval_ever(paths: Paths, out: Path, options: ExportOptions) -> ExportResult:
     """Write one record per run and benchmark; results without a finite value, for which JSON has none, are left out."""
     places = {(str(file.path), task): file for file, task in current_results(paths)}
-    exported = Exported()
+    exported = ExportResult()
     instances = Instances()
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in filter_rows(load_results(paths), options.only).to_dict("records"):
@@ -79,7 +79,7 @@ def _cases(
     places: Mapping[tuple[str, str], ResultFile],
     instances: Instances,
     of_run: Mapping[str, str],
-    exported: Exported,
+    exported: ExportResult,
 ) -> Iterator[dict[str, Any]]:
     """The records of the cases of a record's results; for other values than shares, none is correct or wrong."""
     for row, result_id in zip(rows, ids, strict=True):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from edit_hooks.utils.json_io import json_text
-from lm_edit.results.documents import CaseDocument, Question, SavedResponse, task_documents
+from lm_edit.results.documents import CaseDocument, SavedQuestion, SavedResponse, task_documents
 from lm_edit.results.exports.inspect_log import response_text
 from lm_edit.results.runs import ResultFile
 
@@ -69,7 +69,7 @@ def _record(document: CaseDocument, row: Mapping[str, Any], score: float, result
     }
 
 
-def _text(question: Question, stage: str) -> str:
+def _text(question: SavedQuestion, stage: str) -> str:
     return response_text(question, question.answers.get(stage) or question.unedited or NOT_ASKED)
 
 

@@ -16,7 +16,7 @@ import yaml
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import write_atomically
-from lm_edit.results.exports.options import Exported, ExportOptions
+from lm_edit.results.exports.options import ExportOptions, ExportResult
 from lm_edit.results.filters import filter_rows
 from lm_edit.results.runs import Paths
 from lm_edit.results.tables import current_results, load_results
@@ -27,7 +27,7 @@ FOLDER = ".eval_results"
 DISTINCTIONS = ("task_version", "data_revision", "data_hash", "population", "judge", "protocol", "filter")
 
 
-def export_hugging_face(paths: Paths, out: Path, options: ExportOptions) -> Exported:
+def export_hugging_face(paths: Paths, out: Path, options: ExportOptions) -> ExportResult:
     """Write ``<name of the run>/.eval_results/<benchmark>.yaml``, with one entry per metric.
 
     Where several runs have one name, as with another ``--limit``, their folders end in the id of the run. ``task_id``
@@ -47,7 +47,7 @@ def export_hugging_face(paths: Paths, out: Path, options: ExportOptions) -> Expo
             "this huggingface_hub has no evaluation results; update it: pip install -U huggingface_hub."
         ) from None
     datasets = {(str(file.path), task): _dataset(TaskFacts(file, task)) for file, task in current_results(paths)}
-    exported = Exported()
+    exported = ExportResult()
     entries: dict[tuple[str, str], list[Any]] = defaultdict(list)
     owners: dict[tuple[str, str, str], dict[str, Any]] = {}
     results = filter_rows(load_results(paths), options.only)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from edit_hooks.request import prompt_of
 from edit_hooks.utils.errors import EditingError
-from lm_edit.results.documents import CaseDocument, Question, SavedResponse, task_documents
-from lm_edit.results.exports.options import Exported, ExportOptions
+from lm_edit.results.documents import CaseDocument, SavedQuestion, SavedResponse, task_documents
+from lm_edit.results.exports.options import ExportOptions, ExportResult
 from lm_edit.results.filters import SAMPLE_FILE, filter_rows, places_of
 from lm_edit.results.runs import Paths, ResultFile
 from lm_edit.results.tables import current_tasks, load_results, result_rows
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EXTRA = "inspect"
 
 
-def export_inspect(paths: Paths, out: Path, options: ExportOptions) -> Exported:
+def export_inspect(paths: Paths, out: Path, options: ExportOptions) -> ExportResult:
     """Write one log per run and task, with inspect's own writer; tasks without samples have results only.
 
     Raises:
@@ -33,7 +33,7 @@ def export_inspect(paths: Paths, out: Path, options: ExportOptions) -> Exported:
         from inspect_ai.log import write_eval_log
     except ImportError:
         raise EditingError(f'export to inspect needs its package: pip install "lm-eval-editing[{EXTRA}]".') from None
-    exported = Exported()
+    exported = ExportResult()
     wanted = places_of(filter_rows(load_results(paths), options.only), SAMPLE_FILE) if options.only else None
     for file, task in current_tasks(paths):
         if wanted is not None and (str(file.path), task) not in wanted:
@@ -152,7 +152,7 @@ def _sample(document: CaseDocument, model: str) -> EvalSample:
     )
 
 
-def _answer_text(question: Question) -> str:
+def _answer_text(question: SavedQuestion) -> str:
     """What the models answered, stage by stage, with the unedited model's answer."""
     lines = [
         (f"[{stage}] " if stage else "") + response_text(question, response)
@@ -163,7 +163,7 @@ def _answer_text(question: Question) -> str:
     return "\n".join(lines)
 
 
-def response_text(question: Question, response: SavedResponse) -> str:
+def response_text(question: SavedQuestion, response: SavedResponse) -> str:
     """One answer: a text, a likelihood, or why there is none."""
     if response.failure is not None:
         return f"(no answer: {response.failure})"

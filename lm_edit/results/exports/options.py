@@ -25,7 +25,7 @@ class ExportOptions:
 
 
 @dataclass
-class Exported:
+class ExportResult:
     """The files that an export wrote, and what it left out: reason -> number of results."""
 
     files: list[Path] = field(default_factory=list)

@@ -12,7 +12,7 @@ from lm_edit.results.exports.csv_table import export_csv
 from lm_edit.results.exports.every_eval_ever import export_every_eval_ever
 from lm_edit.results.exports.hugging_face import export_hugging_face
 from lm_edit.results.exports.inspect_log import export_inspect
-from lm_edit.results.exports.options import Exported, ExportOptions
+from lm_edit.results.exports.options import ExportOptions, ExportResult
 from lm_edit.results.runs import Paths
 
 
@@ -25,7 +25,7 @@ class Target(NamedTuple):
     """
 
     summary: str
-    write: Callable[[Paths, Path, ExportOptions], Exported]
+    write: Callable[[Paths, Path, ExportOptions], ExportResult]
 
 
 TARGETS: Mapping[str, Target] = {
@@ -36,7 +36,7 @@ TARGETS: Mapping[str, Target] = {
 }
 
 
-def export_results(target: str, paths: Paths, out: str | Path, options: ExportOptions) -> Exported:
+def export_results(target: str, paths: Paths, out: str | Path, options: ExportOptions) -> ExportResult:
     """Export results to a new folder.
 
     Args:

@@ -25,7 +25,7 @@ from lm_eval_tasks.common.records.cases import Case, with_separator
 from lm_eval_tasks.common.records.dataset import (
     HUB,
     MINI,
-    Loaded,
+    LoadedRecords,
     Source,
     choose_data,
     load_records,
@@ -106,18 +106,18 @@ class Benchmark(Generic[CaseT]):
         """Its settings, with that of its published sets if it has any."""
         return [*self.settings, self._set_setting] if self.source.sets else self.settings
 
-    def load(self, settings: Settings) -> Loaded[CaseT]:
+    def load(self, settings: Settings) -> LoadedRecords[CaseT]:
         """Read and check all cases.
 
         For settings and errors see :func:`~lm_eval_tasks.common.records.dataset.load_records`.
         """
         return self._load(self.data_settings(settings))
 
-    def load_file(self, path: str, settings: Settings) -> Loaded[CaseT]:
+    def load_file(self, path: str, settings: Settings) -> LoadedRecords[CaseT]:
         """As :meth:`load`, of a file whose name says nothing about its benchmark."""
         return self._load({**settings, "data": path})
 
-    def _load(self, settings: Settings) -> Loaded[CaseT]:
+    def _load(self, settings: Settings) -> LoadedRecords[CaseT]:
         loaded = load_records(self.source, settings, self.layout, all_layouts, self.join)
         chosen = SEPARATOR.read(settings)
         separator = self.separator if chosen is None else chosen
@@ -246,7 +246,7 @@ def load_edit_requests(name: str, settings: Settings) -> EditedCases:
     return EditedCases([case.requests for case in loaded.records], loaded.source)
 
 
-def load_cases(source: str, settings: Settings) -> Loaded[Any]:
+def load_cases(source: str, settings: Settings) -> LoadedRecords[Any]:
     """The cases of a benchmark, or of a file of records.
 
     Raises:
@@ -262,7 +262,7 @@ def load_cases(source: str, settings: Settings) -> Loaded[Any]:
     return benchmark.load(settings)
 
 
-def load_own_file(source: str, settings: Settings) -> Loaded[Any]:
+def load_own_file(source: str, settings: Settings) -> LoadedRecords[Any]:
     """The cases of a file of records, of whatever benchmark; the settings that count are :data:`OF_FILES`.
 
     Raises:

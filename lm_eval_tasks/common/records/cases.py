@@ -17,7 +17,7 @@ EFFICACY, PARAPHRASE, NEIGHBORHOOD = "efficacy", "paraphrase", "neighborhood"
 KINDS = (EFFICACY, PARAPHRASE, NEIGHBORHOOD)
 
 
-class LeftOut(EditingError):
+class OmittedRecord(EditingError):
     """A valid record that the benchmark's release leaves out, for the reason in the message.
 
     Such records are counted in the results; they are no bad records.

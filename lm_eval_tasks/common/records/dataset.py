@@ -18,14 +18,14 @@ from edit_hooks.utils.files import blocks_of, user_path
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.pinned_file import UrlFile
 from edit_hooks.utils.readable import readable
-from lm_eval_tasks.common.records.cases import LeftOut
+from lm_eval_tasks.common.records.cases import OmittedRecord
 from lm_eval_tasks.common.records.fields import Fields
 from lm_eval_tasks.common.records.foreign import describe, recognize, refuse_other_formats
 from lm_eval_tasks.common.records.layouts import Layout, LayoutReader
 from lm_eval_tasks.common.records.published import (
     DEFAULT_REVISION,
+    DataFiles,
     HubFile,
-    Place,
     PublishedFile,
     open_published,
     read_records,
@@ -98,7 +98,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Loaded(Generic[RecordT]):
+class LoadedRecords(Generic[RecordT]):
     """Checked records, and their origin for the results (JSON-able).
 
     Attributes:
@@ -126,7 +126,7 @@ class RawRecords:
 
 
 @dataclass
-class _Parsed(Generic[RecordT]):
+class _ParsedFile(Generic[RecordT]):
     """The outcome of parsing a file.
 
     Attributes:
@@ -166,7 +166,7 @@ def load_records(
     layout: Layout[RecordT],
     find_others: Callable[[], Sequence[Layout[object]]] = tuple,
     join: Callable[[Sequence[RecordT]], Sequence[RecordT]] | None = None,
-) -> Loaded[RecordT]:
+) -> LoadedRecords[RecordT]:
     """Read and check every record of a benchmark.
 
     Args:
@@ -205,7 +205,7 @@ def load_records(
     if parsed.unknown_fields:
         origin["unknown_fields"] = dict(sorted(parsed.unknown_fields.items()))
         _warn_of_unknown_fields(shown, source.title, tuple(origin["unknown_fields"].items()))
-    return Loaded([parsed.records[position] for position in chosen], origin, parsed.records)
+    return LoadedRecords([parsed.records[position] for position in chosen], origin, parsed.records)
 
 
 def _digest(paths: Sequence[Path]) -> str:
@@ -258,7 +258,7 @@ def with_set(settings: Settings, setting: Setting[str | None], source: Source) -
     return {**settings, "data": data}
 
 
-def _locate(source: Source, data: str, settings: Settings) -> Place:
+def _locate(source: Source, data: str, settings: Settings) -> DataFiles:
     """The files to read and the start of their description."""
     if data == MINI and source.mini is None:
         raise EditingError(
@@ -266,13 +266,13 @@ def _locate(source: Source, data: str, settings: Settings) -> Place:
             f"{source.repository}."
         )
     if data == MINI and source.mini:
-        return Place([source.mini], {"data": MINI, "file": source.mini.name})
+        return DataFiles([source.mini], {"data": MINI, "file": source.mini.name})
     if data == HUB:
         return _open(source.default_file, data, settings)
     if chosen := named_set(data):
         return _open(_find_set(source, data, *chosen), data, settings)
     path = _search(source, user_path(data, "data"))
-    return Place([path], {"data": data, "file": path.name})
+    return DataFiles([path], {"data": data, "file": path.name})
 
 
 def _find_set(source: Source, data: str, origin: str, name: str) -> Path | PublishedFile:
@@ -286,14 +286,14 @@ def _find_set(source: Source, data: str, origin: str, name: str) -> Path | Publi
     return sets[name]
 
 
-def _open(file: Path | PublishedFile, data: str, settings: Settings) -> Place:
+def _open(file: Path | PublishedFile, data: str, settings: Settings) -> DataFiles:
     """An embedded file, or a published one."""
     revision = DATA_REVISION.read(settings)
     if not isinstance(file, Path):
         return open_published(file, data, revision, DATA_HINT)
     if revision not in (None, DEFAULT_REVISION):
         raise EditingError(f"data_revision={revision!r} has no meaning for data={data}, a fixed file; drop it.")
-    return Place([file], {"data": data, "file": file.name})
+    return DataFiles([file], {"data": data, "file": file.name})
 
 
 def _search(source: Source, place: Path) -> Path:
@@ -314,9 +314,9 @@ def _search(source: Source, place: Path) -> Path:
 
 def _parse_all(
     rows: Sequence[tuple[str, Any]], shown: str, parse: Callable[[Fields, int], RecordT], bad_records: str
-) -> _Parsed[RecordT]:
+) -> _ParsedFile[RecordT]:
     """Parse all rows of the files ``shown``; ``bad_records=skip`` leaves the bad ones out."""
-    parsed: _Parsed[RecordT] = _Parsed()
+    parsed: _ParsedFile[RecordT] = _ParsedFile()
     for row, (where, record) in enumerate(rows):
         try:
             if not isinstance(record, Mapping):
@@ -328,7 +328,7 @@ def _parse_all(
             parsed.unknown_fields.update(unread)
             parsed.records.append(parsed_record)
             parsed.rows.append(row)
-        except LeftOut as reason:
+        except OmittedRecord as reason:
             parsed.left_out[str(reason)] += 1
         except EditingError as error:
             parsed.problems[where] = str(error)
@@ -341,7 +341,7 @@ def _parse_all(
     return parsed
 
 
-def _unusable(parsed: _Parsed[Any], shown: str, num_rows: int) -> str:
+def _unusable(parsed: _ParsedFile[Any], shown: str, num_rows: int) -> str:
     """The message about bad records: each reason once, at the first record that has it."""
     first: dict[str, str] = {}
     count = Counter[str]()

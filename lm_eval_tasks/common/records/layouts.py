@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from edit_hooks.utils.errors import EditingError
-from lm_eval_tasks.common.records.cases import LeftOut
+from lm_eval_tasks.common.records.cases import OmittedRecord
 from lm_eval_tasks.common.records.fields import Fields
 
 RecordT = TypeVar("RecordT")
@@ -76,7 +76,7 @@ class LayoutReader(Generic[RecordT]):
         """
         try:
             record = self.layout.read(fields, row)
-        except LeftOut:
+        except OmittedRecord:
             raise
         except EditingError:
             if owners := self._owners(fields, row, accepted=False):

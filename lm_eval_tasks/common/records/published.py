@@ -47,7 +47,7 @@ PublishedFile: TypeAlias = HubFile | PinnedFile | UrlFile
 
 
 @dataclass(frozen=True)
-class Place:
+class DataFiles:
     """Files on this machine that hold the records of one data set.
 
     Attributes:
@@ -61,7 +61,7 @@ class Place:
     sort_by: str = ""
 
 
-def open_published(file: PublishedFile, data: str, revision: str | None, hint: str) -> Place:
+def open_published(file: PublishedFile, data: str, revision: str | None, hint: str) -> DataFiles:
     """Download a published file, or find it in the cache.
 
     Args:
@@ -87,10 +87,10 @@ def open_published(file: PublishedFile, data: str, revision: str | None, hint: s
             _warn_unpinned(
                 file.url, f"its first download is at {path}, and another content from there will be refused here"
             )
-    return Place([path], {"data": data, **origin, "file": file.name})
+    return DataFiles([path], {"data": data, **origin, "file": file.name})
 
 
-def _open_hub_file(file: HubFile, data: str, hint: str) -> Place:
+def _open_hub_file(file: HubFile, data: str, hint: str) -> DataFiles:
     """Download the files, or find them in the cache.
 
     No dataset script and no remote code runs. HF_HUB_OFFLINE is respected.
@@ -120,7 +120,7 @@ def _open_hub_file(file: HubFile, data: str, hint: str) -> Place:
         _warn_unpinned(f"revision {file.revision!r} of the Hugging Face dataset {file.repository}", advice)
     names = ", ".join(PurePosixPath(name).name for name in file.paths)
     hub = {"hub_id": file.repository, "revision": file.revision, "commit": commit, "pinned": pinned}
-    return Place(paths, {"data": data, **hub, "file": names}, file.sort_by)
+    return DataFiles(paths, {"data": data, **hub, "file": names}, file.sort_by)
 
 
 def _snapshot_commit(path: Path, name: str) -> str | None:
@@ -135,7 +135,7 @@ def _warn_unpinned(what: str, advice: str) -> None:
     logger.warning("%s can change: %s. The results record the SHA-256.", what, advice)
 
 
-def read_records(place: Place, what: str) -> list[tuple[str, Any]]:
+def read_records(place: DataFiles, what: str) -> list[tuple[str, Any]]:
     """The records of all files, each after its location, as :func:`edit_hooks.utils.json_io.read_rows`.
 
     Raises:

@@ -17,7 +17,7 @@ TOTALS = ("total_scored", "total")  # the aggregations of counts, of which none 
 
 
 @dataclass
-class Column:
+class MetricColumn:
     """One metric at one stage in one filter pipeline.
 
     Attributes:
@@ -71,14 +71,14 @@ def same_up_to_last_digits(value: float, other: float) -> bool:
     return math.isclose(value, other, rel_tol=1e-4, abs_tol=1e-6)
 
 
-def read_columns(saved: Mapping[str, Any], declared: Collection[str] = ()) -> Iterator[Column]:
+def read_columns(saved: Mapping[str, Any], declared: Collection[str] = ()) -> Iterator[MetricColumn]:
     """The metrics among the columns of a task, each with its companions.
 
     Args:
         saved: ``<column>,<filter>`` -> value, or ``<column>`` -> value in samples.
         declared: metrics that the task declares; their names are never companions of others.
     """
-    columns: dict[tuple[str, str], Column] = {}
+    columns: dict[tuple[str, str], MetricColumn] = {}
     later = []
     for key, value in saved.items():
         name, _, pipeline = key.partition(",")
@@ -87,7 +87,7 @@ def read_columns(saved: Mapping[str, Any], declared: Collection[str] = ()) -> It
             later.append((base, ending, pipeline, value))
         elif name not in SUMMARIES:
             metric, stage = split_stage(name)
-            columns[name, pipeline] = Column(metric, stage, pipeline, value)
+            columns[name, pipeline] = MetricColumn(metric, stage, pipeline, value)
     for base, ending, pipeline, value in later:
         if column := columns.get((base, pipeline)):
             column.companions[ending] = value

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, EDIT_LAYER, NATURAL_TOKENIZER, REQUESTS, build_model
-from edit_hooks.editors.lora import Adapter, LoRAConfig, _Dropout, initial_adapters
+from edit_hooks.editors.lora import LoRAConfig, LoRAFactors, _Dropout, initial_adapters
 from edit_hooks.modeling.architectures import ARCHITECTURES, ROLES
 from edit_hooks.modeling.tokens import split_continuation
 
@@ -174,8 +174,10 @@ def test_stream_continues_to_train_one_adapter(kind, tiny_model, tiny_tokenizer,
     total = Delta.summed(history).weights()
     for name in total:
         kept = history[-1].stream_state
-        parts = (kept.get(f"adapter/{part}/{name.removesuffix('.weight')}") for part in Adapter._fields)
-        torch.testing.assert_close(total[name], Adapter(*parts).factor(config, False).update(), atol=1e-8, rtol=1e-8)
+        parts = (kept.get(f"adapter/{part}/{name.removesuffix('.weight')}") for part in LoRAFactors._fields)
+        torch.testing.assert_close(
+            total[name], LoRAFactors(*parts).factor(config, False).update(), atol=1e-8, rtol=1e-8
+        )
     with pytest.raises(EditingError, match="one editor"):
         editor.edit(model, tokenizer, EDIT_REQUESTS[:1], history=[Delta()])
 

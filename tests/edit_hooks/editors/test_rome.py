@@ -13,7 +13,7 @@ from value_problems import EDIT_REQUESTS, LIMIT, each_model, keep_wide, loaded, 
 
 from edit_hooks import edited, load_editor
 from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, EDIT_LAYER, SENTENCES
-from edit_hooks.locate.rows import Row, rewriting_row
+from edit_hooks.locate.rows import TokenRow, rewriting_row
 from edit_hooks.locate.value_optimization import ENGINES
 from edit_hooks.modeling.architectures import ARCHITECTURES
 
@@ -30,7 +30,7 @@ def rome(model_type: str, **config: Any):
     return model, tokenizer, load_editor("rome", config=settings_).edit(model, tokenizer, EDIT_REQUESTS[:2])
 
 
-def rewrite_output(model, tokenizer, row: Row) -> torch.Tensor:
+def rewrite_output(model, tokenizer, row: TokenRow) -> torch.Tensor:
     """Output of the rewrite module at a row's fact token, from a plain forward."""
     outputs = {}
     module = model.get_submodule(ARCHITECTURES[model.config.model_type].rewrite_name(EDIT_LAYER))

@@ -12,7 +12,7 @@ from edit_hooks import EditingError, EditRequest
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, NATURAL_TOKENIZER, REQUESTS, build_model, build_tokenizer
 from edit_hooks.locate.causal_trace import GROUPS, Trace, TraceSettings, group_of, trace_facts
-from edit_hooks.locate.restored_runs import KINDS, Fact, subject_noise
+from edit_hooks.locate.restored_runs import KINDS, TracedFact, subject_noise
 from edit_hooks.modeling.architectures import architecture_of
 from edit_hooks.store.store import Store
 
@@ -129,7 +129,7 @@ def test_effects_equal_those_of_the_plain_loop(model_type, window, answer, max_t
         encoded = tokenizer(request.text, return_offsets_mapping=True)
         start, end = request.subject_span
         inside = [i for i, (a, b) in enumerate(encoded["offset_mapping"]) if a < end and b > start and b > a]
-        fact = Fact("", tuple(encoded["input_ids"]), inside[0], inside[-1] + 1, 0)
+        fact = TracedFact("", tuple(encoded["input_ids"]), inside[0], inside[-1] + 1, 0)
         for kind in KINDS:
             for offset, by_layer in enumerate(effects[kind]):
                 rows.setdefault((kind, group_of(fact, inside[0] + offset)), []).append(by_layer)
@@ -195,7 +195,7 @@ def test_batching_does_not_change_the_effects():
 
 
 def test_every_token_belongs_to_one_group():
-    fact = Fact("", tuple(range(10)), 2, 6, 0)
+    fact = TracedFact("", tuple(range(10)), 2, 6, 0)
     groups = [group_of(fact, token) for token in range(2, 10)]
     assert groups == [
         "subject_first",
@@ -205,8 +205,8 @@ def test_every_token_belongs_to_one_group():
         *["after_further"] * 2,
         "last",
     ]
-    assert group_of(Fact("", (0, 1, 2), 1, 2, 0), 1) == "subject_last"
-    assert group_of(Fact("", (0, 1), 0, 2, 0), 1) == "last" and set(groups) == set(GROUPS)
+    assert group_of(TracedFact("", (0, 1, 2), 1, 2, 0), 1) == "subject_last"
+    assert group_of(TracedFact("", (0, 1), 0, 2, 0), 1) == "last" and set(groups) == set(GROUPS)
 
 
 def test_unknown_facts_are_skipped_with_a_reason():

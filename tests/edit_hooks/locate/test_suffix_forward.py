@@ -28,9 +28,9 @@ from value_problems import (
 from edit_hooks import EditRequest
 from edit_hooks.contract.tiny_models import EDIT_LAYER, REQUESTS
 from edit_hooks.locate.reference_forward import ReferenceForward
-from edit_hooks.locate.rows import Row
+from edit_hooks.locate.rows import TokenRow
 from edit_hooks.locate.suffix_forward import SuffixForward
-from edit_hooks.locate.value_batch import Batch
+from edit_hooks.locate.value_batch import ValueBatch
 from edit_hooks.locate.value_optimization import optimize_values
 from edit_hooks.modeling import kv_cache, prefix_cache
 from edit_hooks.modeling.architectures import ARCHITECTURES
@@ -112,11 +112,11 @@ def test_cutting_rows_after_the_subject_changes_no_key(model_type, forward):
     model, tokenizer = loaded(model_type)
     problems = [problem(tokenizer, request) for request in EDIT_REQUESTS]
 
-    def cut(row: Row) -> Row:
-        return Row(row.ids[: row.position + 1], row.position, ((row.position, 0),), row.position + 1)
+    def cut(row: TokenRow) -> TokenRow:
+        return TokenRow(row.ids[: row.position + 1], row.position, ((row.position, 0),), row.position + 1)
 
-    whole = Batch.of(problems, torch.device("cpu"))
-    short = Batch.of([([cut(row) for row in rows], cut(kl)) for rows, kl in problems], torch.device("cpu"))
+    whole = ValueBatch.of(problems, torch.device("cpu"))
+    short = ValueBatch.of([([cut(row) for row in rows], cut(kl)) for rows, kl in problems], torch.device("cpu"))
     assert short.ids_RT.shape[1] < whole.ids_RT.shape[1]
     full = forward(model, whole, EDIT_LAYER, "mlp").activations
     brief = forward(model, short, EDIT_LAYER, "mlp").activations

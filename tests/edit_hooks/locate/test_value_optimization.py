@@ -37,7 +37,7 @@ from edit_hooks import EditRequest
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, CONTEXT_TEMPLATES, NUM_LAYERS
 from edit_hooks.locate import rows as rows_module
-from edit_hooks.locate.rows import Row
+from edit_hooks.locate.rows import TokenRow
 from edit_hooks.locate.value_optimization import (
     OptimizedValue,
     ValueLimits,
@@ -59,7 +59,7 @@ def _keep_wide() -> Iterator[None]:
 # --- an oracle: one edit, one loop, torch's own Adam ---------------------------------------------------------------
 
 
-def oracle(model, rows: list[Row], kl: Row, s: ValueSettings) -> tuple[torch.Tensor, list[float]]:
+def oracle(model, rows: list[TokenRow], kl: TokenRow, s: ValueSettings) -> tuple[torch.Tensor, list[float]]:
     """The value optimization of ROME (eq. 4 and the released code), one unpadded full forward per row.
 
     Returns:
@@ -69,7 +69,7 @@ def oracle(model, rows: list[Row], kl: Row, s: ValueSettings) -> tuple[torch.Ten
     site = architecture.mlp_name(s.layer) if s.site == "mlp" else architecture.block_name(s.layer)
     module, seen = model.get_submodule(site), {}
 
-    def forward(row: Row, delta: torch.Tensor) -> torch.Tensor:
+    def forward(row: TokenRow, delta: torch.Tensor) -> torch.Tensor:
         def add(_module: Any, _args: Any, output: Any) -> Any:
             hidden = output if isinstance(output, torch.Tensor) else output[0]
             seen.setdefault("v0", hidden[0, row.position].detach().clone())
@@ -317,7 +317,7 @@ def test_slicing_the_vocabulary_changes_nothing(engine, min_width, monkeypatch):
 )
 def test_chunks_hold_every_edit_once_within_the_limits(suffixes, max_tokens, max_edits):
     """The cost of an edit is its suffix tokens without padding, and one token of its KL row."""
-    problems = [([Row((0,) * (2 + length), 2) for length in lengths], Row((0, 0), 1)) for lengths in suffixes]
+    problems = [([TokenRow((0,) * (2 + length), 2) for length in lengths], TokenRow((0, 0), 1)) for lengths in suffixes]
     chunks = split_problems(problems, ValueLimits(max_tokens=max_tokens, max_edits=max_edits))
     assert sorted(index for chunk in chunks for index in chunk) == list(range(len(problems)))
     for chunk in chunks:
@@ -331,7 +331,7 @@ def test_chunks_hold_every_edit_once_within_the_limits(suffixes, max_tokens, max
 )
 def test_chunks_count_the_prefix_caches(edits, max_tokens):
     """Each row of a batch, the KL row included, holds as many columns as the longest prefix has tokens."""
-    problems = [([Row((0,) * (prefix + 1), prefix)] * rows, Row((0, 0), 1)) for rows, prefix in edits]
+    problems = [([TokenRow((0,) * (prefix + 1), prefix)] * rows, TokenRow((0, 0), 1)) for rows, prefix in edits]
     chunks = split_problems(problems, ValueLimits(max_tokens=max_tokens, prefix_share=0.25))
     assert sorted(index for chunk in chunks for index in chunk) == list(range(len(problems)))
     for chunk in chunks:
@@ -356,7 +356,7 @@ def test_long_contexts_are_solved_in_smaller_batches_on_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
     limits = ValueLimits.for_device(model)
     for length in (10, 1000):
-        edit = [Row((0,) * (length + 4), length)] * 20, Row((0,) * (length + 1), length)
+        edit = [TokenRow((0,) * (length + 4), length)] * 20, TokenRow((0,) * (length + 1), length)
         (chunk, *_) = split_problems([edit] * 64, limits)
         assert len(chunk) * 21 * length * 3 * 131072 <= free // 4
         assert len(chunk) == (1 if length == 1000 else 20)

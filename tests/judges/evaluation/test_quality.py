@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edit_hooks.utils.errors import EditingError
-from judges.base import CORRECT, INCORRECT, Item, Judged, Report, Verdict
+from judges.base import CORRECT, INCORRECT, Item, Judgment, Report, Verdict
 from judges.evaluation.quality import load_pairs, measure_judge
 from judges.string_judge import StringJudge
 from lm_edit.cli.main import main
@@ -47,14 +47,14 @@ class ScriptedJudge:
 
     name = "scripted"
 
-    def judge(self, items: Sequence[Item]) -> Judged:
+    def judge(self, items: Sequence[Item]) -> Judgment:
         verdicts = [
             Verdict(unscored_reason="odd")
             if item.answer == "?"
             else Verdict(label=CORRECT if "x" in item.answer else INCORRECT)
             for item in items
         ]
-        return Judged(verdicts, Report(judge=self.name, num_items=len(items), num_scored=len(items)))
+        return Judgment(verdicts, Report(judge=self.name, num_items=len(items), num_scored=len(items)))
 
 
 def test_scores_by_hand(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from result_rows import frame, row
 import lm_edit.results.documents
 import lm_edit.results.tables
 from edit_hooks import EditingError
-from lm_edit import CaseDocument, Question, SavedResponse
+from lm_edit import CaseDocument, SavedQuestion, SavedResponse
 from lm_edit.figures.case_answers import draw
 from lm_edit.figures.needs import Options
 from lm_edit.figures.registry import all_figures
@@ -30,11 +30,13 @@ def text_of(text: str | None, failure: str | None = None) -> SavedResponse:
 
 def document(run: str, answers: dict[str, SavedResponse], case: str = "7", **changes: Any) -> CaseDocument:
     questions = [
-        Question(kind="rq", prompt="The capital of Japan is", wanted="Paris", target=None, answers={"": answer},
+        SavedQuestion(kind="rq", prompt="The capital of Japan is", wanted="Paris", target=None, answers={"": answer},
                  unedited=text_of(" Tokyo"))
         for answer in answers.values()
     ]  # fmt: skip
-    likelihood = Question(kind="es", prompt="Paris", wanted="Japan", target=" Japan", answers={"": SavedResponse()})
+    likelihood = SavedQuestion(
+        kind="es", prompt="Paris", wanted="Japan", target=" Japan", answers={"": SavedResponse()}
+    )
     fields = {"task": "bake_rq", "edits": [EDIT], "questions": [likelihood, *questions]} | changes
     return CaseDocument(
         run=run, file="r.json", task_version="1.0", data_hash="d1", protocol="likelihood", judge="", doc_id=0,
@@ -54,7 +56,7 @@ def test_a_column_per_run_and_one_of_the_unedited_model() -> None:
 
 
 def test_a_run_without_the_case_is_not_asked_and_one_of_the_unedited_model_has_its_column() -> None:
-    other = Question(kind="rq", prompt="Which city?", wanted="Paris", target=None, answers={"": text_of("")})
+    other = SavedQuestion(kind="rq", prompt="Which city?", wanted="Paris", target=None, answers={"": text_of("")})
     unedited = document("c", {"rq": text_of(" Kyoto")}, questions=[other])
     table = draw([document("a", {"rq": text_of(" Paris")}), unedited], RUNS)
     assert table.header[4:] == ["unedited", "rome"]

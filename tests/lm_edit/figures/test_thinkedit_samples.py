@@ -17,7 +17,7 @@ from task_runs import run
 
 import lm_edit.results.tables
 from edit_hooks import EditingError
-from lm_edit import CaseDocument, Question, SavedResponse, load_documents
+from lm_edit import CaseDocument, SavedQuestion, SavedResponse, load_documents
 from lm_edit.figures import thinkedit_graph, thinkedit_steps
 from lm_edit.figures.inputs import Inputs
 from lm_edit.figures.needs import Options
@@ -31,7 +31,7 @@ def answer(probability: float) -> SavedResponse:
     return SavedResponse(logprob=2 * math.log(probability), num_tokens=2)  # per token: the probability itself
 
 
-def document(questions: list[Question], **changes: Any) -> CaseDocument:
+def document(questions: list[SavedQuestion], **changes: Any) -> CaseDocument:
     """S -> T directly, and S -> A -> T."""
     extras = {"chains": [[[0, "T"]], [[1, "A"], [2, "T"]]], "columns": "prob"}
     values: dict[str, Any] = {
@@ -47,7 +47,7 @@ def scored(**changes: Any) -> CaseDocument:
     """The direct fact falls from 0.8 to 0.1, the others stay."""
     facts = {("S?", "T"): (0.8, 0.1), ("A of S?", "A"): (0.5, 0.5), ("T of A?", "T"): (0.8, 0.6)}
     questions = [
-        Question(
+        SavedQuestion(
             kind="chain", prompt=prompt, wanted=target, target=target,
             answers={"": answer(after)}, unedited=answer(before),
         )
@@ -59,7 +59,7 @@ def scored(**changes: Any) -> CaseDocument:
 def sampled(table: dict[str, tuple[list[str | None], list[str | None]]], **changes: Any) -> CaseDocument:
     """Responses by question: those of the unedited model, those of the edited one. "A" alone is an article."""
     questions = [
-        Question(
+        SavedQuestion(
             kind="chain", prompt=prompt, wanted="", target=None, draw=draw,
             answers={"": SavedResponse(text=after)}, unedited=SavedResponse(text=before),
         )

@@ -21,7 +21,7 @@ from board_frames import document, frames
 from chromium import Visits, chromium, needs_chromium
 from playwright.sync_api import expect
 
-from lm_edit import CaseDocument, Question, SavedResponse
+from lm_edit import CaseDocument, SavedQuestion, SavedResponse
 from lm_edit.leaderboard.cases import collect_cases
 from lm_edit.leaderboard.render_html import render_html
 from lm_edit.leaderboard.table import build_board
@@ -100,7 +100,7 @@ def test_the_viewer_keeps_the_focus(visit):
 def pair(row: dict[str, Any], kind: str, tokens: Sequence[int | None]) -> CaseDocument:
     """A case whose first candidate is likelier per token, the second one in total."""
     questions = [
-        Question(
+        SavedQuestion(
             kind=kind, prompt="P", wanted="", target=target,
             answers={"": SavedResponse(logprob=logprob, num_tokens=number, is_greedy=False)},
         )

@@ -9,7 +9,7 @@ from tuning_cases import CASES, start_at, tune
 from edit_hooks import EditingError, EditRequest
 from edit_hooks.contract.tiny_models import build_model, build_tokenizer
 from lm_edit.tuning import search
-from lm_edit.tuning.steps import Step, find_step
+from lm_edit.tuning.steps import StepSetting, find_step
 from lm_edit.tuning.trials import FactScore
 from lm_eval_tasks.common.records.cases import Case
 
@@ -124,7 +124,7 @@ def test_a_step_below_one_that_ruins_the_model_is_found(tiny, monkeypatch, margi
 
     monkeypatch.setattr("lm_edit.tuning.trials.TrialRunner.run", run)
     runner = search.TrialRunner(*tiny, "ft_m", None)
-    found = find_step(runner, Step("lr", 0.5, lambda size: {"lr": size}), CASES[:2])
+    found = find_step(runner, StepSetting("lr", 0.5, lambda size: {"lr": size}), CASES[:2])
     assert (list(found.tried), found.size) == ([0.5, 5.0, 0.05, 0.005], 0.05)
 
 

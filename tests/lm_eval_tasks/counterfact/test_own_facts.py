@@ -13,7 +13,7 @@ from task_runs import metrics_of, run
 
 from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.common.records.cases import Case
-from lm_eval_tasks.common.records.dataset import Loaded
+from lm_eval_tasks.common.records.dataset import LoadedRecords
 from lm_eval_tasks.counterfact.benchmark import COUNTERFACT_FLAT
 
 OLD = {
@@ -39,7 +39,7 @@ SMALLEST = {"prompt": "The mayor of Tarsk is", "target_new": "Orsa Lind"}
 NO_OLD = "the record has no old answer to compare with"
 
 
-def load(tmp_path: Path, *records: dict[str, Any]) -> Loaded[Case]:
+def load(tmp_path: Path, *records: dict[str, Any]) -> LoadedRecords[Case]:
     return COUNTERFACT_FLAT.load({"data": str(write_jsonl(tmp_path / "facts.jsonl", records))})
 
 

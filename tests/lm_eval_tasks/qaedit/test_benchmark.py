@@ -15,7 +15,7 @@ from edit_hooks.lm.options.edit_sources import load_edits
 from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.bake.benchmark import BAKE_QJ
 from lm_eval_tasks.common.records import benchmark
-from lm_eval_tasks.common.records.dataset import Loaded
+from lm_eval_tasks.common.records.dataset import LoadedRecords
 from lm_eval_tasks.qaedit.benchmark import QAEDIT
 
 INVENTED = {"data": str(RECORDS / "qaedit.jsonl")}
@@ -97,7 +97,9 @@ def test_the_set_of_sequential_editing_is_the_published_file(monkeypatch: pytest
 def test_another_benchmark_reads_its_own_data_beside_a_set(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(benchmark, "load_records", lambda source, settings, *layouts: Loaded([], {"read": settings}))
+    monkeypatch.setattr(
+        benchmark, "load_records", lambda source, settings, *layouts: LoadedRecords([], {"read": settings})
+    )
     assert BAKE_QJ.load({"data": "hub:inter_1k"}).source["read"]["data"] == "hub"
     assert "data=hub:inter_1k is a set of QAEdit; BAKE-Q&J uses data=hub" in caplog.text
     assert BAKE_QJ.load({"data": "hub:unknown"}).source["read"]["data"] == "hub:unknown"  # refused by the loader

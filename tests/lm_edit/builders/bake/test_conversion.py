@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.builders.bake.conversion import MODULES, ReleasedPrompts, Wording, convert
+from lm_edit.builders.bake.conversion import MODULES, ConceptWording, ReleasedPrompts, convert
 from lm_edit.cli.main import main
 from lm_eval_tasks.bake.benchmark import BAKE_CONCEPT
 
@@ -144,9 +144,9 @@ def test_the_wording_is_a_setting(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main([*arguments, "--overwrite", "--edit-prompt", "A concept is"]) == 2
     assert "edit='A concept is' needs {} exactly once" in capsys.readouterr().err
     with pytest.raises(EditingError, match=r"needs \{definition\} and \{concept\} exactly once"):
-        Wording(judge="Whether {definition}?")
+        ConceptWording(judge="Whether {definition}?")
     # a definition that itself looks like a slot stays as it is
-    assert Wording().judge_question("x", "a {concept}") == 'Whether "a {concept}" is the definition of x?'
+    assert ConceptWording().judge_question("x", "a {concept}") == 'Whether "a {concept}" is the definition of x?'
 
 
 @pytest.mark.parametrize(

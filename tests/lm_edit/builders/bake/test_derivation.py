@@ -16,7 +16,7 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import read_rows
 from lm_edit.builders.bake.building import FactTable, build_records, read_fact_table
 from lm_edit.builders.bake.derivation import NO_NAMES, NO_OBJECT, NO_SUBJECT, NO_WORDS, derive
-from lm_edit.builders.bake.templates import Wording, fill, read_templates
+from lm_edit.builders.bake.templates import RelationTemplates, fill, read_templates
 from lm_edit.builders.facts import Fact
 from lm_eval_tasks.bake.benchmark import BAKE_J, BAKE_QJ
 
@@ -64,7 +64,7 @@ def question(record: dict[str, Any], name: str, prompt: str) -> dict[str, Any]:
 def test_shared_templates_are_kept_and_single_ones_reported() -> None:
     odd = record("Cy", "Gum", paraphrase_prompts=["Cy the Elder, mayor of", "Cy and Cy govern", "Nobody governs"])
     derived = derive(rows(record("Ada", "Elm"), record("Bo", "Fir"), odd))
-    assert derived.wordings["mayor"] == Wording(
+    assert derived.wordings["mayor"] == RelationTemplates(
         ("{} is the mayor of", "Who says {}? The mayor of"),
         ("The mayor of {} is",),
         "Whether the mayor of {object} is {subject}?",
@@ -124,7 +124,7 @@ def test_texts_that_are_no_templates_have_a_reason() -> None:
     assert [(entry.kind, entry.reason) for entry in derived.unread] == [
         ("prompts", NO_WORDS), ("prompts", NO_WORDS), ("reverse", NO_OBJECT), ("judge", NO_NAMES),
     ]  # fmt: skip
-    assert derived.wordings["mayor"] == Wording(("{} is the mayor of",))
+    assert derived.wordings["mayor"] == RelationTemplates(("{} is the mayor of",))
 
 
 @pytest.mark.parametrize("change", ["text", {"requested_rewrite": {}}, {"reverse_judge": None}])
@@ -149,12 +149,12 @@ def test_templates_of_built_records_are_those_they_were_built_with(
     pairs: list[tuple[str, str]], form: str, seed: int
 ) -> None:
     """No template is invented, and every text of a record is a template, or has a name in it twice."""
-    wording = Wording(
+    wording = RelationTemplates(
         ("{} runs 1", "The 2 runs {} in", "4, says {}, in"),
         ("5 {} is", "{} has 6 as"),
         "Whether 7 {object} is {subject}?",
     )
-    twin = Wording(("{} is a twin of", "8 {} and"))
+    twin = RelationTemplates(("{} is a twin of", "8 {} and"))
     facts = [Fact(subject, "r", object) for subject, object in pairs]
     facts += [Fact(f"x{number}", "twin", object) for number, (_, object) in enumerate(pairs)]
     built = build_records(FactTable({"r": wording, "twin": twin}, facts), form, relations=["r"], seed=seed)

@@ -16,7 +16,7 @@ from judge_server import JudgeServer, serve
 from edit_hooks.utils.errors import EditingError
 from judges.backends.base import UNFINISHED_THOUGHT, Fault, Reply
 from lm_edit.builders.bake.building import FactTable
-from lm_edit.builders.bake.templates import Wording, read_templates
+from lm_edit.builders.bake.templates import RelationTemplates, read_templates
 from lm_edit.builders.bake.writing import (
     ENDS_IN_SLOT,
     HAS_BLANK,
@@ -223,7 +223,7 @@ def test_a_wikidata_id_without_a_label_and_a_table_without_gaps_need_no_writer(
 
 
 def table_of(facts: list[list[str]]) -> FactTable:
-    return FactTable({"r": Wording()}, [Fact(*fact) for fact in facts])
+    return FactTable({"r": RelationTemplates()}, [Fact(*fact) for fact in facts])
 
 
 def test_the_examples_share_no_name_and_are_quoted() -> None:

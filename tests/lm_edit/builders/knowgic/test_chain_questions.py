@@ -17,8 +17,8 @@ from judges.backends.base import Fault
 from lm_edit.builders.facts import Fact
 from lm_edit.builders.knowgic.chain_questions import NO_QUESTION, draw_paths, find_paths
 from lm_edit.builders.knowgic.graph import MAX_STEPS, Edit
-from lm_edit.builders.knowgic.growth import Grower, Limits
-from lm_edit.builders.knowgic.growth_prompts import Unusable, chain_chat, parse_chain_question
+from lm_edit.builders.knowgic.growth import Grower, GrowthLimits
+from lm_edit.builders.knowgic.growth_prompts import UnusableReply, chain_chat, parse_chain_question
 from lm_edit.builders.knowgic.seeds import read_seeds
 from lm_edit.builders.knowgic.validation import UNKNOWN
 
@@ -27,7 +27,7 @@ TOWN = (*HOME, Fact("Elmwood", "town", "Fenn"))
 
 
 def grow(folder: Path, world: Any, **limits: Any) -> Any:
-    return Grower(read_seeds(write_seeds(folder)), world.ask, Limits(**limits)).grow()
+    return Grower(read_seeds(write_seeds(folder)), world.ask, GrowthLimits(**limits)).grow()
 
 
 PAIRS = [(start, end) for start in range(7) for end in range(7) if start != end]
@@ -135,13 +135,13 @@ def test_a_failed_question_is_shown_to_the_writer_and_another_one_is_asked(tmp_p
 )
 def test_a_question_is_parsed_or_refused(reply: str, parsed: str) -> None:
     result = parse_chain_question(reply, HOME, ["Elm College"])
-    assert parsed in (result.problem if isinstance(result, Unusable) else result)
+    assert parsed in (result.problem if isinstance(result, UnusableReply) else result)
     assert isinstance(result, str) == parsed.endswith("?")
 
 
 def test_names_enter_the_prompt_quoted() -> None:
     hostile = (Fact("Ada", 'likes"]]\n', "Bo"), Fact("Bo", "<|im_end|>", "Cy"))
-    ((message),) = chain_chat(hostile, [Unusable("x\n<|im_end|>?", "why")])
+    ((message),) = chain_chat(hostile, [UnusableReply("x\n<|im_end|>?", "why")])
     assert "<|im_end|>" not in message["content"]
     assert parse_prompt(message["content"]) == ("chain", (hostile, 1))
 
@@ -156,7 +156,7 @@ def test_a_lost_reply_ends_the_run_and_a_refused_one_does_not(tmp_path: Path) ->
 
     seeds = read_seeds(write_seeds(tmp_path))
     with pytest.raises(EditingError, match="did not reply to 1 of 1 requests: HTTP 500"):
-        Grower(seeds, world_with(Fault("HTTP 500", retryable=True)), Limits()).grow()
-    growth = Grower(seeds, world_with(Fault("HTTP 400")), Limits()).grow()
+        Grower(seeds, world_with(Fault("HTTP 500", retryable=True)), GrowthLimits()).grow()
+    growth = Grower(seeds, world_with(Fault("HTTP 400")), GrowthLimits()).grow()
     assert {one.problem for one in growth.chain_questions} == {"no response: HTTP 400"}
     assert len(growth.facts) == 7

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lm_edit.builders.facts import Fact
 from lm_edit.builders.knowgic.graph import Relation
 from lm_edit.builders.knowgic.growth_prompts import (
-    Unusable,
+    UnusableReply,
     extraction_chat,
     parse_triplets,
     parse_wording,
@@ -92,7 +92,7 @@ def test_the_parser_never_raises_and_returns_triplets_only(text: str) -> None:
     extracted = parse_triplets(text)
     for fact in extracted.facts if extracted else ():
         assert isinstance(fact, Fact) and len(fact) == 3 and all(map(is_usable, fact))
-    assert isinstance(parse_wording(text, FACT), (Relation, Unusable))
+    assert isinstance(parse_wording(text, FACT), (Relation, UnusableReply))
     assert all(sentence.strip() for sentence in split_sentences(text))
 
 
@@ -152,7 +152,7 @@ def test_wordings_of_a_reply(reply: str, expected: Any) -> None:
     if isinstance(expected, tuple):
         assert parsed == expected
     else:
-        assert isinstance(parsed, Unusable) and expected in parsed.problem
+        assert isinstance(parsed, UnusableReply) and expected in parsed.problem
 
 
 def test_an_object_within_the_subject_or_around_it() -> None:
@@ -212,6 +212,6 @@ def test_every_inserted_text_is_one_quoted_line(first: str, second: str) -> None
 
 @given(st.tuples(st.text(), st.text(), st.text()), st.lists(st.text(), max_size=2))
 def test_a_wording_prompt_holds_the_triplet_and_the_earlier_questions(fact: Any, questions: list[str]) -> None:
-    (message,) = wording_chat(Fact(*fact), [Unusable(question, "it is of no use") for question in questions])
+    (message,) = wording_chat(Fact(*fact), [UnusableReply(question, "it is of no use") for question in questions])
     kind, (found, num_earlier) = parse_prompt(message["content"])
     assert (kind, found, num_earlier) == ("wording", fact, len(questions))

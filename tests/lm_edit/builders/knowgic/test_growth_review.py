@@ -11,7 +11,7 @@ from graph_world import ROUND_1, ROUND_2, ROUND_3, SEED, World, facts_of, parse_
 from edit_hooks.utils.errors import EditingError
 from lm_edit.builders.facts import Fact
 from lm_edit.builders.knowgic import growth as rules
-from lm_edit.builders.knowgic.growth import Grower, Limits
+from lm_edit.builders.knowgic.growth import Grower, GrowthLimits
 from lm_edit.builders.knowgic.review import ChainFailure, ChainLine, Failure, Line, Review, read_review, triplet_id
 from lm_edit.builders.knowgic.validation import UNKNOWN
 
@@ -36,7 +36,7 @@ class Reader:
 
     def __init__(self, folder: Path, world: World, **limits: Any) -> None:
         self.grower: Any = None
-        self.folder, self.world, self.limits = folder, world, Limits(**limits)
+        self.folder, self.world, self.limits = folder, world, GrowthLimits(**limits)
         self.lines: list[Line] = []
         self.chains: list[ChainLine] = []
 
@@ -68,7 +68,7 @@ def test_failed_triplets_and_questions_are_shown_once(tmp_path: Path) -> None:
     )  # fmt: skip
     assert len(reader.chains) == len({line.path for line in reader.chains}) == len(growth.chain_questions) > 1
     assert not any(line.is_own for line in reader.chains) and len({line.id for line in reader.lines}) == 7
-    alone = Grower(seeds_of(tmp_path), World().ask, Limits(rounds=9)).grow()
+    alone = Grower(seeds_of(tmp_path), World().ask, GrowthLimits(rounds=9)).grow()
     assert facts_of(growth) == facts_of(alone) and growth.discarded == alone.discarded
 
 
@@ -146,7 +146,7 @@ def test_an_undecided_failed_line_waits(tmp_path: Path) -> None:
     reader = Reader(tmp_path, World(), rounds=1)
     reader.grow()
     lines = [line._replace(keep=None) if line.is_failed else line for line in reader.lines]
-    growth = Grower(seeds_of(tmp_path), World().ask, Limits(rounds=1), Review(lines, reader.chains)).grow()
+    growth = Grower(seeds_of(tmp_path), World().ask, GrowthLimits(rounds=1), Review(lines, reader.chains)).grow()
     assert growth.stopped == rules.WAITING and growth.num_own_waiting == 1 and not growth.waiting
 
 
@@ -155,7 +155,9 @@ def test_a_triplet_that_becomes_valid_is_proposed_in_a_line_of_its_own(tmp_path:
     reader = Reader(tmp_path, World(), rounds=1)
     reader.grow()
     aliases = {"Elmwood": ["Elm College"], "Zed Orr": ["not know"]}
-    growth = Grower(seeds_of(tmp_path, aliases=aliases), World().ask, Limits(rounds=1), Review(reader.lines)).grow()
+    growth = Grower(
+        seeds_of(tmp_path, aliases=aliases), World().ask, GrowthLimits(rounds=1), Review(reader.lines)
+    ).grow()
     assert [one.fact for one in growth.waiting] == [FRIEND] and Review(reader.lines).lacks(growth.waiting[0])
 
 
@@ -220,7 +222,7 @@ def test_texts_of_people_are_checked_before_any_request(change: Any, message: st
         Grower(
             seeds_of(tmp_path),
             reader.world.ask,
-            Limits(),
+            GrowthLimits(),
             Review([], [ChainLine(None, path, "Is Ada Moss in Elmwood?")]),
         )
     assert reader.world.prompts.total() == num_prompts
@@ -231,7 +233,7 @@ def test_decisions_are_asked_round_by_round(tmp_path: Path) -> None:
     chains: list[ChainLine] = []
     waited = []
     for _ in range(9):
-        growth = Grower(seeds_of(tmp_path), World().ask, Limits(rounds=9), Review(lines, chains)).grow()
+        growth = Grower(seeds_of(tmp_path), World().ask, GrowthLimits(rounds=9), Review(lines, chains)).grow()
         if not (growth.waiting or growth.failures):
             break
         assert rules.REJECTED not in growth.reasons()
@@ -240,7 +242,7 @@ def test_decisions_are_asked_round_by_round(tmp_path: Path) -> None:
         lines += [*decided(growth, True), *failed]
         chains += questions
     assert waited == [ROUND_1, ROUND_2, ROUND_3]
-    alone = Grower(seeds_of(tmp_path), World().ask, Limits(rounds=9)).grow()
+    alone = Grower(seeds_of(tmp_path), World().ask, GrowthLimits(rounds=9)).grow()
     assert facts_of(growth) == facts_of(alone) and growth.discarded == alone.discarded
 
 
@@ -249,7 +251,7 @@ def test_what_people_reject_correct_and_add(tmp_path: Path) -> None:
         """Twice: with the lines of what failed, which people leave as they are."""
         shown: list[Line] = []
         for _ in range(3):
-            growth = Grower(seeds_of(tmp_path), World().ask, Limits(rounds=1), Review([*lines, *shown])).grow()
+            growth = Grower(seeds_of(tmp_path), World().ask, GrowthLimits(rounds=1), Review([*lines, *shown])).grow()
             shown += seen(growth)[0]
         return growth
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lm_edit.builders.facts import Fact
 from lm_edit.builders.knowgic.graph import Relation, parse_graph, read_graph
 from lm_edit.builders.knowgic.growth import SECOND_LINK, SECOND_OBJECT
-from lm_edit.builders.knowgic.joining import GraphFile, Joined, join_graphs, read_graphs
+from lm_edit.builders.knowgic.joining import GraphFile, JoinedGraph, join_graphs, read_graphs
 from lm_eval_tasks.knowgic.benchmark import KNOWGIC
 
 IN = {"prompt": "{} is in", "question": "Where is {}?"}
@@ -43,7 +43,7 @@ def files_of(*graphs: dict[str, Any]) -> list[GraphFile]:
     ]
 
 
-def join(*changes: dict[str, Any]) -> Joined:
+def join(*changes: dict[str, Any]) -> JoinedGraph:
     """Join the two graphs with changes."""
     graphs = [{**graph, **change} for graph, change in zip((FIRST, SECOND), changes, strict=True)]
     return join_graphs(files_of(*graphs))

@@ -14,8 +14,8 @@ from paths import REAL_DATA, ROOT
 from edit_hooks.utils.errors import EditingError
 from lm_edit.builders.knowgic import seed_triplets
 from lm_edit.builders.knowgic.graph import build_record
-from lm_edit.builders.knowgic.growth import Grower, Limits
-from lm_edit.builders.knowgic.seed_triplets import THINKEDIT_RELATIONS, Drawn, draw_seeds
+from lm_edit.builders.knowgic.growth import Grower, GrowthLimits
+from lm_edit.builders.knowgic.seed_triplets import THINKEDIT_RELATIONS, SeedDraw, draw_seeds
 from lm_edit.builders.knowgic.seeds import parse_seeds, read_seeds
 from lm_eval_tasks.mquake.benchmark import MQUAKE
 
@@ -70,7 +70,7 @@ def load(folder: Path, *records: dict[str, Any]) -> Any:
     return MQUAKE.load({"data": str(path)}).records
 
 
-def draw(folder: Path, *records: dict[str, Any], number: int = 9, wanted: Any = None, seed: int = 0) -> Drawn:
+def draw(folder: Path, *records: dict[str, Any], number: int = 9, wanted: Any = None, seed: int = 0) -> SeedDraw:
     return draw_seeds(load(folder, *records), number, wanted, seed)
 
 
@@ -225,7 +225,7 @@ def test_the_template_is_read_and_grows(tmp_path: Path) -> None:
         "reasoning": lambda question: f"{edit.subject} is set in Elsinore.",
         "extraction": lambda sentence: json.dumps([[edit.subject, "set in", "Elsinore"], further]),
     })  # fmt: skip
-    grower = Grower(seeds, world.ask, Limits(rounds=1))
+    grower = Grower(seeds, world.ask, GrowthLimits(rounds=1))
     growth = grower.grow()
     assert [one.fact for one in growth.facts[: len(seeds.triplets)]] == seeds.triplets
     graph = grower.graph()

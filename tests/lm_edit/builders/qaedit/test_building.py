@@ -29,7 +29,7 @@ from lm_edit.builders.qaedit.building import (
     read_paraphrase,
     read_subject,
 )
-from lm_edit.builders.qaedit.questions import LocalityPair, Question, QuestionFile, Unusable, is_encodable
+from lm_edit.builders.qaedit.questions import LocalityPair, QuestionAnswer, QuestionFile, UnusableError, is_encodable
 from lm_edit.builders.qaedit.wording import CATEGORIES, CATEGORY, PARAPHRASE, SLOT, SUBJECT
 from lm_eval_tasks.common.records.fields import Fields
 from lm_eval_tasks.qaedit.benchmark import QAEDIT
@@ -39,8 +39,10 @@ POOL = [LocalityPair(f"when did canal {number} open", str(1800 + number)) for nu
 QUESTION = 'Which mark closes the "third stanza" of Pim\'s Ode?'
 
 
-def questions(facts: Sequence[Fact] = FACTS) -> list[Question]:
-    return [Question(fact.question, fact.answer, FILE, f"nq.jsonl, record {n}", n) for n, fact in enumerate(facts)]
+def questions(facts: Sequence[Fact] = FACTS) -> list[QuestionAnswer]:
+    return [
+        QuestionAnswer(fact.question, fact.answer, FILE, f"nq.jsonl, record {n}", n) for n, fact in enumerate(facts)
+    ]
 
 
 def replies(*texts: str) -> list[Outcome]:
@@ -53,7 +55,7 @@ def good_replies(settings: BuildSettings) -> list[Outcome]:
 
 
 def reason_of(read: Any, *arguments: Any) -> str:
-    with pytest.raises(Unusable) as caught:
+    with pytest.raises(UnusableError) as caught:
         read(*arguments)
     return str(caught.value)
 
@@ -327,7 +329,7 @@ def asked_and_replied(draw: st.DrawFn) -> tuple[str, str, str]:
 def test_every_record_is_one_that_the_benchmark_reads(texts: tuple[str, str, str]) -> None:
     """The subject occurs in the prompt and is not all of it, whatever the writer replies."""
     question, subject, paraphrase = texts
-    asked = [Question(question, "Orsa Lind", FILE, "nq.jsonl, record 0", 0)]
+    asked = [QuestionAnswer(question, "Orsa Lind", FILE, "nq.jsonl, record 0", 0)]
     building = build(asked, replies(subject, paraphrase), POOL, BuildSettings())
     assert len(building.records) + len(building.left_out) == 1
     for record in building.records:
@@ -378,7 +380,7 @@ def test_a_question_that_another_record_edits_is_no_locality_question() -> None:
     settings = BuildSettings()
     calm = build(questions(), good_replies(settings), POOL, settings).records
     first = LocalityPair(calm[0]["locality"][0]["loc"], calm[0]["locality"][0]["loc_ans"])
-    edited = Question(f"{first.question.capitalize()}?", "1700", FILE, "nq.jsonl, record 4", 4)
+    edited = QuestionAnswer(f"{first.question.capitalize()}?", "1700", FILE, "nq.jsonl, record 4", 4)
     outcomes = [*good_replies(settings), *replies(first.question.split()[2], "In which year was it opened?")]
     records = build([*questions(), edited], outcomes, POOL, settings).records
     pairs = [[LocalityPair(one["loc"], one["loc_ans"]) for one in record["locality"]] for record in records]
@@ -392,7 +394,7 @@ def test_a_question_that_another_record_edits_is_no_locality_question() -> None:
 
 
 def test_too_few_pairs_are_an_error() -> None:
-    canals = [Question(pair.question, "1700", FILE, "nq.jsonl, record 0", 0) for pair in POOL[:2]]
+    canals = [QuestionAnswer(pair.question, "1700", FILE, "nq.jsonl, record 0", 0) for pair in POOL[:2]]
     with pytest.raises(EditingError, match=r"2 of the 6 locality questions are questions of the records, and num_loc"):
         build(canals, good_replies(BuildSettings())[:4], POOL[:6], BuildSettings())
     with pytest.raises(EditingError, match=r"there are 5 different locality questions; more than num_locality=5"):
@@ -407,7 +409,7 @@ def test_too_few_pairs_are_an_error() -> None:
 def test_the_released_fields_as_replies_pass_the_checks() -> None:
     """All but 16 of 1,000: eight subjects are whole questions, eight questions (and paraphrases) hold the answer."""
     released = [record for _, record in read_rows(published_data() / "qaedit" / "QAEdit_inter_1k.json")]
-    asked = [Question(one["prompt"], one["target"].strip(), FILE, str(n), n) for n, one in enumerate(released)]
+    asked = [QuestionAnswer(one["prompt"], one["target"].strip(), FILE, str(n), n) for n, one in enumerate(released)]
     outcomes = [outcome for one in released for outcome in replies(quote(one["subject"]), quote(one["rephrase"]))]
     building = build(asked, outcomes, POOL, BuildSettings())
     assert Counter(reason for _, reason in building.left_out) == {

@@ -17,7 +17,7 @@ from record_files import write_jsonl
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import read_rows
 from edit_hooks.utils.pinned_file import PinnedFile
-from lm_eval_tasks.common.records.dataset import Loaded, Source, choose_data, load_records
+from lm_eval_tasks.common.records.dataset import LoadedRecords, Source, choose_data, load_records
 from lm_eval_tasks.common.records.fields import Fields
 from lm_eval_tasks.common.settings import Settings
 
@@ -34,7 +34,7 @@ def source(tmp_path: Path) -> Source:
     return Source(title="Towns", hub_id="someone/towns", files=("towns.json", "towns.jsonl"), mini=sample)
 
 
-def load(source: Source, settings: Settings) -> Loaded[tuple[int, str]]:
+def load(source: Source, settings: Settings) -> LoadedRecords[tuple[int, str]]:
     return load_records(source, settings, source.layout(parse))
 
 

@@ -20,7 +20,7 @@ from hub_server import serve_hub
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.pinned_file import UrlFile
 from lm_eval_tasks.common.records import published
-from lm_eval_tasks.common.records.dataset import Loaded, Source, load_records
+from lm_eval_tasks.common.records.dataset import LoadedRecords, Source, load_records
 from lm_eval_tasks.common.records.fields import Fields
 from lm_eval_tasks.common.records.published import HubFile
 
@@ -52,7 +52,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]
         yield server
 
 
-def load(file: HubFile | UrlFile, **settings: Any) -> Loaded[str]:
+def load(file: HubFile | UrlFile, **settings: Any) -> LoadedRecords[str]:
     source = Source(title="Towns", published=file, files=("towns.json",), notes=("row",))
     layout = source.layout(lambda fields, row: f"{row} {fields.text('name')}")
     return load_records(source, {"data": "hub", **settings}, layout)
