@@ -8,7 +8,7 @@ its activation at the last token of a context, P the probability of an answer to
 with the whole activation vector of the block scaled by c; the integral is a mean over ``num_steps`` points. Units above
 ``threshold`` times the largest attribution over all blocks are selected (coarse). With several prompts, only those
 selected for more than ``sharing`` of them remain (refine). Their output vectors r, columns of the rewrite module, move
-away from the embedding of the old answer and towards that of the new one.
+away from the embedding of the old answer and toward that of the new one.
 
 The paper's release ("original") and EasyEdit's, which the BAKE papers ran, differ in these settings; the first value is
 EasyEdit's and the default:
@@ -21,7 +21,7 @@ EasyEdit's and the default:
   r += ||r|| (8 E[new] / ||E[new]|| - E[old] / ||E[old]||) with the old answer. ``easyedit_single`` doubles E[new] too,
   as EasyEdit does where it takes the whole new answer for one vocabulary entry (Mistral). Both sums grow with the
   answer's length without bound; long targets get a warning.
-- ``sharing``: unused with EasyEdit's single prompt; original: 0.7, moved by 0.05 up to 6 times towards 2 to 5 units
+- ``sharing``: unused with EasyEdit's single prompt; original: 0.7, moved by 0.05 up to 6 times toward 2 to 5 units
   (``sharing_adjustments: 6``), with at least three prompts.
 
 The original edits single-token answers of BERT; for several tokens, ``factors: original`` uses their mean embedding. It

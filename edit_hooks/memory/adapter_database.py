@@ -93,7 +93,7 @@ class Database:
         """A step of a stream: all clusters, and the adapters whose ids are in ``changed``."""
         points = [(number, point) for number, cluster in enumerate(self.clusters) for point in cluster.points]
         tensors = {
-            "centres": torch.stack([cluster.center_Q for cluster in self.clusters]),
+            "centers": torch.stack([cluster.center_Q for cluster in self.clusters]),
             "radii": torch.tensor([cluster.radius for cluster in self.clusters], dtype=torch.float64),
             "points": torch.stack([point.query_Q for _, point in points]),
             "point_cluster": torch.tensor([number for number, _ in points]),
@@ -117,7 +117,7 @@ class Database:
         clusters = [
             Cluster(center_Q, radius, label, [])
             for center_Q, radius, label in zip(
-                tensors["centres"], tensors["radii"].tolist(), settings["labels"], strict=True
+                tensors["centers"], tensors["radii"].tolist(), settings["labels"], strict=True
             )
         ]
         rows = zip(tensors["points"], tensors["point_cluster"].tolist(), tensors["point_block"].tolist(), strict=True)
@@ -158,7 +158,7 @@ class AdapterDatabaseHooks(HookKind):
             },
         ),
         {
-            "centres": Tensor("C Q"),
+            "centers": Tensor("C Q"),
             "radii": Tensor("C", within=NON_NEGATIVE),
             "points": Tensor("P Q"),
             "point_cluster": Tensor("P", "whole", NON_NEGATIVE),
@@ -178,7 +178,7 @@ class AdapterDatabaseHooks(HookKind):
     def check_content(cls, hook_edit: HookEdit) -> None:
         super().check_content(hook_edit)
         settings, tensors = hook_edit.settings, hook_edit.tensors
-        num_clusters = len(tensors["centres"])
+        num_clusters = len(tensors["centers"])
         same_length("settings.labels", settings["labels"], num_clusters)
         if not settings["targets"]:
             raise EditingError("settings.targets is empty; the names of the adapted modules are needed.")
@@ -221,7 +221,7 @@ class AdapterDatabaseHooks(HookKind):
     @classmethod
     def check(cls, model: nn.Module, hook_edit: HookEdit) -> None:
         module = target_module(model, hook_edit)
-        check_width(module, hook_edit.settings["module"], hook_edit.tensors["centres"].shape[1], map_shape(module)[1])
+        check_width(module, hook_edit.settings["module"], hook_edit.tensors["centers"].shape[1], map_shape(module)[1])
         for adapters in Database.from_hook_edit(hook_edit).adapters.values():
             for name, adapter in zip(hook_edit.settings["targets"], adapters, strict=True):
                 module = target_module(model, HookEdit(hook_edit.kind, settings={"module": name}))

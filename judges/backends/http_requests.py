@@ -1,7 +1,7 @@
 """Requests to a server that is not trusted: bounds on time and bytes, one host, no compressed body.
 
 The HTTP client of the openai package bounds each operation on a socket, but not a request: a server that sends one byte
-at a time holds it for ever. Requests therefore run in an event loop, whose tasks can be cancelled at any point.
+at a time holds it for ever. Requests therefore run in an event loop, whose tasks can be canceled at any point.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RequestLoop:
         """Await ``make()`` in the loop, from any other thread.
 
         Raises:
-            asyncio.TimeoutError: after this many seconds; the task is cancelled.
+            asyncio.TimeoutError: after this many seconds; the task is canceled.
             Fault: after :meth:`abort`.
         """
 

@@ -123,7 +123,7 @@ def _run_judge(args: argparse.Namespace) -> int:
         return 0
     scores = {score: score_answers(score, saved) for score in args.score}  # first: they may fail, and cost nothing
     judged = [judge_answers(judge, saved) for judge in judges]
-    verdicts = dict(zip(columns, [judgement.verdicts for judgement in judged], strict=True))
+    verdicts = dict(zip(columns, [judgment.verdicts for judgment in judged], strict=True))
     by_judge = [f"{column} ({part})" for column in columns for part in ("share", "scored")]
     table(("run", "task", "answers", "n", *by_judge, "em", *scores), table_rows(saved, verdicts, scores))
     for _, report in judged:

@@ -240,7 +240,7 @@ REFUSAL = "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job 
 
 
 def test_a_refused_submission_is_repeated_when_a_run_has_ended(tmp_path: Path, monkeypatch: Any) -> None:
-    """It cancelled the jobs that were queued or running."""
+    """It canceled the jobs that were queued or running."""
     monkeypatch.setattr("lm_edit.sweeps.schedule.POLL_SECONDS", 0.001)
     executor, reported = Limited(2, RuntimeError(REFUSAL)), list[Any]()
     folders = {tmp_path / name: () for name in "abcd"}

@@ -108,7 +108,7 @@ def own_metrics(task: Any) -> list[str]:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_scorers_return_every_listed_metric(task: str) -> None:
-    """No task may fail on a misspelt metric name after hours of editing."""
+    """No task may fail on a misspelled metric name after hours of editing."""
     built = build(task, **ALL_COLUMNS)
     doc = built.test_docs()[0]
     responses, docs = scripted_answers(built, doc)

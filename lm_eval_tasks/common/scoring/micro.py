@@ -2,7 +2,7 @@
 
 A metric is the mean over cases of each case's mean. With the setting ``micro`` it has a second column, in which every
 question counts the same, so a case with more questions counts more. A metric that is no mean over questions, such as
-one that any of several wordings can fulfil, counts a case once.
+one that any of several wordings can fulfill, counts a case once.
 """
 
 from __future__ import annotations
