@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -26,7 +27,7 @@ from edit_hooks.deltas.schema import (
 from edit_hooks.prompt_context import require_separator
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.numbers import COSINE, NON_NEGATIVE, POSITIVE, shorten
+from edit_hooks.utils.numbers import COSINE, NON_NEGATIVE, POSITIVE, require_number
 
 
 class HasContent(Protocol):
@@ -76,8 +77,8 @@ META = Record(
 
 def _measured(what: str, value: Any) -> None:
     """A number that was measured: NaN and infinity are values."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise EditingError(f"{what}={shorten(value)}; a number is needed.")
+    if not isinstance(value, float) or math.isfinite(value):
+        require_number(what, value)
 
 
 FACTS = Record(

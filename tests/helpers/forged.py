@@ -38,7 +38,7 @@ EDITS: dict[str, tuple[str, str, int]] = {
     "rounds": ("llama", "mello", 2),
 }
 MISSING, NUM_FIRST = object(), 20
-PARTS = ("meta", "diagnostics", "transposed", "hooked", "contexts")  # JSON in the header
+PARTS = ("meta", "diagnostics", "facts", "transposed", "hooked", "contexts")  # JSON in the header
 
 
 def deep(levels: int) -> Any:

@@ -49,7 +49,7 @@ def test_an_edit_whose_gate_stays_closed_changes_nothing_and_warns(caplog):
         closed, opened = (edit("gpt2", lr=lr)[0] for lr in (0.3, 0.015))
     assert closed.diagnostics["gate"] < 0.5 < opened.diagnostics["gate"]
     (warning,) = closed.warnings
-    assert "below the threshold" in warning and warning in caplog.text and "warnings" not in opened.diagnostics
+    assert "below the threshold" in warning and warning in caplog.text and not opened.warnings
     ids = torch.tensor([tokenizer(REQUEST.text)["input_ids"]])
     with torch.no_grad():
         plain = model(ids).logits

@@ -356,7 +356,7 @@ def test_stream_answers_at_every_stage(model_path):
     assert_same_state_but_seeds(before, snapshot(lm.model, lm.tokenizer), "of Python")  # lm-eval draws from it
     for answer in answers(results):
         position = answer.position
-        assert position.edited and answer.edit.diagnostics["num_edits"] == position.step + 1
+        assert position.edited and answer.edit.step.num_edits == position.step + 1
         assert flat(answer.stages[IMMEDIATE]) == flat(answer.stages[position.step])
         assert flat(answer) == flat(answer.stages[position.num_edits - 1])
         checkpoints = set(answer.stages) & {"1", "3"}

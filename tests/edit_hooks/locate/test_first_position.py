@@ -108,13 +108,13 @@ def test_a_prompt_of_one_token_is_edited_at_its_last_token(tiny):
     with pytest.raises(UnusableRequestError, match="first token of the sequence"):
         edit(tiny, "rome", one, fact_token="last", context_templates=["{}"])
     (delta,) = edit(tiny, "rome", one, fact_token="last")
-    assert "behind the context templates only" in " ".join(delta.diagnostics["warnings"])
+    assert "behind the context templates only" in " ".join(delta.warnings)
 
 
 def test_the_choice_is_recorded_and_named(tiny):
     (ours,), (released,) = (edit(tiny, "rome", FIRST, **more) for more in ({}, {"first_position": "released"}))
     assert ours.meta["config"]["first_position"] == "stand_in"
-    assert "not in the bare prompt" in " ".join(ours.diagnostics["warnings"])
-    assert "can wreck the model" in " ".join(released.diagnostics["warnings"])
+    assert "not in the bare prompt" in " ".join(ours.warnings)
+    assert "can wreck the model" in " ".join(released.warnings)
     with pytest.raises(EditingError, match="first_position"):
         load_editor("rome", {"first_position": "keep"})

@@ -55,4 +55,4 @@ def test_a_radius_below_rounding_is_named(editor):
         (probe,) = make(editor).edit(model, tokenizer, EDIT_REQUESTS[:1])
         radius = share * probe.diagnostics["query_norm"]
         (delta,) = make(editor, radius=radius).edit(model, tokenizer, EDIT_REQUESTS[:1])
-        assert (RADIUS_WARNING in delta.diagnostics.get("warnings", [])) == is_named
+        assert (RADIUS_WARNING in delta.warnings) == is_named

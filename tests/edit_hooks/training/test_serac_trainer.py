@@ -64,7 +64,7 @@ def test_training_edits_carry_a_warning(trained):
     requests = [EditRequest(prompt=example.prompt, target_new=example.target) for example in (trained_on, new)]
     seen, unseen = load_editor("serac", {"artifact": str(out)}).edit(model, tokenizer, requests)
     assert any("trained on this very edit" in text for text in seen.warnings)
-    assert "warnings" not in unseen.diagnostics
+    assert not unseen.warnings
 
 
 def test_a_killed_run_resumes_bit_identical(tiny_model, tiny_tokenizer, encoder, tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ from edit_hooks.contract.tiny_models import REQUESTS, save_tiny
 from edit_hooks.deltas.delta import Factor
 from edit_hooks.deltas.export import export_peft
 from edit_hooks.deltas.saved import read_edit, save_edits
+from edit_hooks.edit_report import EditReport
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.lm.options.edit_sources import load_edits
 from lm_edit.cli.edits import print_effects
@@ -135,8 +136,8 @@ def test_edits_of_prompts_have_no_numbers_and_the_reason_is_printed(tmp_path, ca
 
 def test_long_lists_of_edits_are_cut_in_the_table_and_warnings_are_counted(tmp_path, capsys):
     request = EditRequest(**REQUESTS[0])
-    diagnostics = {"warnings": ["a likely problem"]}
-    edits = [SavedEdit(tmp_path / f"edit-{number}", (request,), diagnostics, ()) for number in range(25)]
+    report = EditReport(warnings=("a likely problem",))
+    edits = [SavedEdit(tmp_path / f"edit-{number}", (request,), report, ()) for number in range(25)]
     print_effects(edits)
     printed = printed_lines(capsys)
     assert len(printed) == 1 + 20 + 1 + 1 and printed[1].split()[1:4] == ["-", "-", "-"]
