@@ -128,7 +128,7 @@ def test_only_commands_that_can_work_are_printed(model, edits, tmp_path, capsys,
 def test_edits_of_prompts_have_no_numbers_and_the_reason_is_printed(tmp_path, capsys):
     """The table had a "-" in every column, and the guide promises a likelihood."""
     request = EditRequest(**REQUESTS[0])
-    print_effects([SavedEdit(tmp_path / "edit-0", (request,), {"facts": 1}, (), ("context",))])
+    print_effects([SavedEdit(tmp_path / "edit-0", (request,), EditReport(diagnostics={"facts": 1}), (), ("context",))])
     header, row, reason = printed_lines(capsys)
     assert header.split() == ["file", "edit"] and row.split()[0] == "edit-0" and "-" not in row.split()[1:-2]
     assert "act through the prompts of questions" in reason and "evaluate them" in reason
