@@ -42,8 +42,8 @@ class ContextReport:
         left_out: number of demonstrations that did not fit.
         cut: the prompt, or that of a round, lost its beginning because it was too long even without demonstrations;
             without a context edit a report has this alone.
-        fact_cut: an edited fact, or between rounds the question, is not whole in what was left of the prompt, so the
-            answer is none under the edit.
+        fact_cut: an edited fact, or between rounds the question, was truncated, so the answer does not count as
+            edited.
         rounds: rounds of sub-questions behind the answer, which then has no tokens that continue the prompt; 0 without.
         best_fact: index, in the order of the edits, of the fact that fits the question best, also where it is not
             stated because it does not fit well enough; ``None`` where there was nothing to choose.

@@ -38,7 +38,7 @@ def normalize(text: str, *, keep_case: bool = False) -> str:
 
     On ASCII text it is :func:`judges.squad.squad_normalize`. Beyond that, punctuation is that of every script; digits,
     full-width and other compatibility forms are their plain characters, accents stay; *a*, *an* and *the* are articles
-    only in texts whose letters are all Latin; a space beside a letter of a script without spaces is none.
+    only in texts whose letters are all Latin; a space beside a letter of a script without spaces does not count as one.
 
     Args:
         keep_case: leave the case as it is.

@@ -290,7 +290,7 @@ def _nested_keys(value: object) -> Iterator[str]:
 
 
 def _may_hold_secret(name: str) -> bool:
-    """Whether a setting of this name may be a key, such as ``api_token``; ``max_tokens`` and ``eos_token`` are none."""
+    """Whether a setting of this name may be a key, such as ``api_token``; ``max_tokens`` and ``eos_token`` may not."""
     if re.search(r"key|secret|password|authorization|bearer|credential", name, re.IGNORECASE):
         return True
     words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]

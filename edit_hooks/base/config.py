@@ -36,8 +36,8 @@ def config_field(
     Args:
         help: one line.
         within: accepted values of a number, or of the numbers in a list or mapping.
-        instead_of: other settings of which this one takes the place: a user's value drops shipped values of the others,
-            and a user cannot give both.
+        instead_of: settings that exclude this one. A user's value drops shipped values of the others; giving both is
+            an error.
         file: the setting names a file or folder, or a list of them, whose content is part of the keys of stored edits.
             The fields of built-in editors have digests of their own instead, so that their keys stay.
     """
@@ -98,7 +98,7 @@ class EditorConfig:
             raise EditingError(f"'layers' is {self.layers}, but {reason}; name one layer.")
 
     def check_given(self, names: Collection[str]) -> None:
-        """Refuse settings of a user of which one takes the place of another.
+        """Refuse mutually exclusive settings.
 
         Args:
             names: of the given settings. Values that are defaults count as not given, because results record all
@@ -112,8 +112,7 @@ class EditorConfig:
         for item, other in pairs:
             if all(name in names and getattr(self, name) not in (None, defaults[name]) for name in (item.name, other)):
                 raise EditingError(
-                    f"the settings {item.name!r} and {other!r} are both given, and {item.name!r} takes the place of "
-                    f"{other!r}; drop one of them."
+                    f"the settings {item.name!r} and {other!r} are both given, and they exclude each other; drop one."
                 )
 
     def record_digest(self, name: str, source: str, found: str | None) -> None:
@@ -180,7 +179,7 @@ class EditorConfig:
 
 
 def _replaced(item: dataclasses.Field[Any]) -> tuple[str, ...]:
-    """Names of the settings of which this one takes the place."""
+    """Names of the settings that this one replaces."""
     return tuple(item.metadata.get("instead_of", ()))
 
 

@@ -66,7 +66,7 @@ class ArtifactKind:
         return file
 
     def digest(self, path: str | Path) -> str:
-        """SHA-256 (hex) over all that an edit reads of an artifact: the tensors and the manifest but for its run.
+        """SHA-256 (hex) over what an edit reads of an artifact: tensors, and manifest without facts of its run.
 
         Raises:
             EditingError: there is no artifact at ``path``, or a file without a digest.

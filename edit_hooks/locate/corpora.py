@@ -162,7 +162,7 @@ def _is_hub_id(name: str) -> bool:
 def _from_texts(texts: Sequence[str]) -> Corpus:
     texts = [text for text in texts if text.strip()]
     if not texts:
-        raise EditingError("second moments need text; the given source holds none.")
+        raise EditingError("second moments need text, and the given source is empty.")
     digest = hashlib.sha256(json.dumps(texts, ensure_ascii=False).encode()).hexdigest()
     return Corpus({"kind": "texts", "documents": len(texts), "sha256": digest}, texts=tuple(texts))
 

@@ -103,7 +103,7 @@ class LocateThenEditConfig(EVKAlignConfig, EditorConfig):
     context_templates: list[str] | str = config_field(CONTEXT_TEMPLATES_HELP, default="sampled_21")
     first_position: Literal["stand_in", "released"] = config_field(
         "prompts whose fact token is the first token of the sequence; stand_in: the first template with text before "
-        "the prompt is used in place of the bare one, and an edit without such a template is refused; released: the "
+        "the prompt replaces the bare one, and an edit without such a template is refused; released: the "
         "bare prompt is used all the same",
         default="stand_in",
     )

@@ -72,7 +72,7 @@ SMALLEST_DIVERGENCE = 0.01
 class EVKAlignConfig:
     """Settings of EVK-Align, mixed into every locate-then-edit configuration.
 
-    Defaults are the paper's for GPT-2 XL, but for sigma.
+    Defaults are the paper's for GPT-2 XL, except sigma.
     """
 
     evk_align: bool = config_field("keep the answers to perturbed versions of the prompt (EVK-Align)", default=False)

@@ -38,8 +38,8 @@ def record_model(store: Store, identity: ModelIdentity) -> None:
     )
     if found:
         log.warning(
-            "the store has results for these weights, but of another model: it differs in %s. They are not used; edits "
-            "and answers are made again.",
+            "the store has results for these weights under another model, which differs in %s. They are not used; "
+            "edits and answers are computed again.",
             "; ".join(found[0]),
         )
     with contextlib.suppress(OSError):  # a store that is only read

@@ -136,7 +136,7 @@ class Store:
     def prune(self, max_bytes: int = 0) -> int:
         """Remove the least recently used files until at most ``max_bytes`` remain.
 
-        Runs may go on meanwhile, but for streams of updates too large for memory, which read finished steps again.
+        Runs may go on meanwhile, except streams of updates too large for memory, which read finished steps again.
         Other files in the folder are left alone.
 
         Returns:

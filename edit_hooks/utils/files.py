@@ -220,7 +220,7 @@ def cache_root() -> Path:
     It is ``$LM_EDIT_CACHE`` (``~`` is expanded), else ``lm-eval-editing`` in the user's cache folder.
 
     Raises:
-        EditingError: where it would be in a home folder that there is none of, as in containers with any user id.
+        EditingError: no home directory, as in some containers.
     """
     chosen = os.environ.get("LM_EDIT_CACHE")
     try:
@@ -228,10 +228,10 @@ def cache_root() -> Path:
             return Path(chosen).expanduser()
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lm-eval-editing"
     except RuntimeError:
-        owner = f"the user of LM_EDIT_CACHE={chosen}" if chosen else "this user, and HOME is not set"
+        owner = f"the user of LM_EDIT_CACHE={chosen}" if chosen else "this user (HOME is not set)"
         raise EditingError(
-            f"the folder of the caches is unknown: the system has no home folder of {owner}. Set LM_EDIT_CACHE to a "
-            "folder that can be written."
+            f"the cache folder is unknown, because {owner} has no home directory. Set LM_EDIT_CACHE to a writable "
+            "folder."
         ) from None
 
 

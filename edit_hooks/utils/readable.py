@@ -89,7 +89,7 @@ def _default(field: dataclasses.Field[Any]) -> object:
 
 
 def _is(entry: object, default: object) -> bool:
-    """Whether a value is its default; tensors have an equality of their own and are none."""
+    """Whether a value is its default; a tensor never is."""
     return entry is default or (type(entry) is type(default) and not hasattr(entry, "dtype") and entry == default)
 
 

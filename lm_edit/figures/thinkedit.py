@@ -29,7 +29,7 @@ def choose_protocol(rows: DataFrame, needs: Needs, options: Options, columns: tu
     present = set(rows[rows["stage"] == ""]["metric"])
     accepted = PROTOCOLS if options.metric is None else (options.metric,)
     if options.metric is not None and options.metric not in PROTOCOLS:
-        raise needs.missing(f"--metric {options.metric} is none of {', '.join(PROTOCOLS)}")
+        raise needs.missing(f"--metric {options.metric} is unknown. Accepted: {', '.join(PROTOCOLS)}")
     for protocol in accepted:
         if all(f"{column}_{protocol}" in present for column in columns):
             is_published = protocol == PROTOCOLS[0] or options.metric is not None
@@ -50,7 +50,7 @@ def choose_documents(
         EditingError: for an ending that is not accepted, or that no sample has, and for an unknown case.
     """
     if options.metric is not None and options.metric not in protocols:
-        raise needs.missing(f"--metric {options.metric} is none of {', '.join(protocols)}")
+        raise needs.missing(f"--metric {options.metric} is unknown. Accepted: {', '.join(protocols)}")
     accepted = protocols if options.metric is None else (options.metric,)
     by_protocol: dict[str, list[CaseDocument]] = {}
     for document in documents:

@@ -70,7 +70,7 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
 def _metric(rows: DataFrame, options: Options) -> tuple[str, list[str]]:
     if options.metric is not None:
         if options.metric not in METRICS:
-            raise NEEDS.missing(f"--metric {options.metric} is none of {', '.join(METRICS)}")
+            raise NEEDS.missing(f"--metric {options.metric} is unknown. Accepted: {', '.join(METRICS)}")
         return options.metric, []
     task, last = STEPS["stop: natural"]
     present = set(rows[rows["task"] == task]["metric"])

@@ -122,7 +122,7 @@ def _is_of(column: str, metrics: Sequence[str]) -> bool:
 
 
 def _agree(was: Any, now: Any) -> bool:
-    """Whether two JSON values are equal but for last digits of numbers; ``None`` also equals the text of a function."""
+    """Whether two JSON values are equal up to the last digits; ``None`` also equals the text of a function."""
     if isinstance(was, Mapping) and isinstance(now, Mapping):
         return all(_agree(was.get(key), now.get(key)) for key in {**was, **now})
     if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):

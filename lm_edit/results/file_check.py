@@ -55,7 +55,7 @@ def check_file(path: Path) -> FileCheck:
 
 
 def _foreign_samples(file: ResultFile) -> Iterator[Path]:
-    """Sample files beside a result file that are of none of its tasks."""
+    """Sample files beside a result file whose tasks it lacks."""
     known = {f"samples_{task}_{file.date_id}.jsonl" for task in file.content["n-samples"]}
     if file.date_id:
         found = sorted(file.path.parent.glob(f"samples_*_{file.date_id}.jsonl"))

@@ -181,7 +181,7 @@ def _newest(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[
 
 
 def _same_number(row: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:
-    """Whether two results are the same but for last digits."""
+    """Whether two results are equal up to the last digits."""
     if other is None or row["n"] != other["n"]:
         return False
     value, kept = row["value"], other["value"]

@@ -39,7 +39,7 @@ class TaskFacts:
         self.metadata: Mapping[str, Any] = self.config.get("metadata") or {}
         self.source: Mapping[str, Any] = self.metadata.get("data_source") or {}
         self.num_cases = file.num_cases(task)
-        if self.num_cases is None:  # a group, of whose tasks lm-eval sums the documents
+        if self.num_cases is None:  # a group: lm-eval sums the documents of its tasks
             asked = file.tasks.get(task, {}).get("sample_len")
             self.num_cases = asked if type(asked) is int else None
         self._scored_by: dict[tuple[str, str], dict[str, str]] = {}

@@ -1,15 +1,14 @@
-"""The size of an editor's step: from a size that may do nothing to one that takes.
+"""Search for the step size of an editor: from one that may do nothing to one at which edits succeed.
 
 A learning rate belongs to the models it was published for; on others it can be off by orders of magnitude, and a search
-within a factor of it finds nothing. The walk here enlarges the step until edits take (their gain is above 0, see
-:mod:`lm_edit.tuning.trials`) and goes on until the score no longer improves; if larger steps do not help, it walks
-down. Its unit is a factor of ten. While nothing takes, it goes several at once: the drift near the edit prompt
-(:mod:`lm_edit.tuning.stability`) grows with the square of a small step, so its size at a step that does nothing shows
-how many factors are missing.
+within a factor of it finds nothing. The walk enlarges the step by factors of ten until edits succeed (their gain is
+above 0, see :mod:`lm_edit.tuning.trials`) and stops when the score no longer improves. If larger steps do not help, it
+walks down. While no edit succeeds, it takes several factors at once: the drift near the edit prompt
+(:mod:`lm_edit.tuning.stability`) grows with the square of a small step, so its size at a step without effect tells how
+many factors are missing.
 
-The walk uses a few facts and one choice of layers, and its length is bounded. It ends early where larger steps cannot
-be better: they fail, they have destroyed the model, or they change nothing more (an optimization that is clamped or has
-converged).
+The walk uses a few facts and one choice of layers, and its length is bounded. It ends early if larger steps cannot be
+better: they fail, they wreck the model, or they change nothing more (a clamped or converged optimization).
 """
 
 from __future__ import annotations

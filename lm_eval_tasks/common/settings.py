@@ -4,7 +4,7 @@ lm-eval merges ``--model_args`` and ``--metadata`` into the metadata of every ta
 therefore belong to a task here, to the model class, or to a task of another package in the same run:
 
 - A declared setting is checked when the task is built, before any weight is loaded.
-- A parameter of a model class in memory (the run's is, by then) and a key that lm-eval itself writes are none of ours.
+- A parameter of a loaded model class and a key that lm-eval itself writes are not settings of tasks.
 - A key that is almost a declared setting is an error.
 - Any other key is named in a warning, since another package's task may read it.
 - The keys of a finished run, whose task is built again, are not looked at: its model class need not be in memory.

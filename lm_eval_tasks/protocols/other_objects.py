@@ -25,7 +25,7 @@ class OtherObjects:
     Attributes:
         objects: as many as required, or none if the data have fewer; they differ from each other and from the case's
             own objects after normalization.
-        source: the records they come from: those of the same relation, with the same prompt but for the subject; in
+        source: the records they come from: those of the same relation, with the same prompt apart from the subject; in
             questions, those with the same first word and, as the new object, with digits or without, or only the
             latter; or all.
     """

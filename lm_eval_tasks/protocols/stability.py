@@ -66,7 +66,9 @@ def _state(settings: Settings) -> State:
         return "before_norm"
     number = int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise EditingError(f"evk_state={value!r} is none of {', '.join(NAMED_STATES)}, or the number of a block.")
+        raise EditingError(
+            f"evk_state={value!r} is unknown. Accepted: {', '.join(NAMED_STATES)}, or the number of a block."
+        )
     return number
 
 

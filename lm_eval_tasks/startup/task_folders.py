@@ -60,7 +60,7 @@ def _accepting_shared_tasks(check: Callable[[list[Any]], None]) -> Callable[[lis
             for task in group.get_all_tasks():
                 if task.task_name in named and hasattr(task, "benchmark"):
                     raise EditingError(
-                        f"the task {task.task_name} is part of the group {group.name}, which is chosen, too; drop "
+                        f"the task {task.task_name} is part of the group {group.name}, which is also chosen; drop "
                         f"{task.task_name} from --tasks."
                     )
         check([item for item in built if not _holds_editing_tasks_only(item)])

@@ -167,7 +167,7 @@ def test_only_the_documents_without_an_answer_are_left_out(model_paths, partly_b
     assert row["acc,none"] == sum(scored) / 4
     (unscored,) = [sample for sample in samples if "unscored_reason" in sample]
     assert unscored["doc"]["q"] == "Lake Odra lies in" and unscored["unscored_reason"] == {"acc": NOT_FINITE}
-    assert "2 of 12 answers to tasks without edits are none" in caplog.text
+    assert "2 of 12 answers to tasks without edits are missing" in caplog.text
     assert "unscored_reason,none" not in whole["results"]["tiny_other_choice"]
 
 

@@ -101,7 +101,7 @@ DEVIATIONS = [
     # A name without an address.
     Deviation("serac", "counterfactual", "gpt2", "its gpt-j-335M-Code has no address there", ("gpt-j-6b",)),
     # An integral over one step is none.
-    Deviation("kn", "num_steps", 20, "but for its single step", NO_INTEGRAL),
+    Deviation("kn", "num_steps", 20, "except its single step", NO_INTEGRAL),
     # Where a question ends, whatever follows.
     Deviation("melo", "query_token", "last_prompt", "the query is at the last prompt token"),
     Deviation("melo", "append_eos", False, "append_eos: released"),

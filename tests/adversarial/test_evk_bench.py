@@ -285,7 +285,7 @@ def test_prompts_of_another_benchmark(model_path: str) -> None:
     [
         ({"evk_noise": -1}, "evk_noise"),
         ({"evk_noise": 0.1, "evk_relative_noise": 0.5}, "both set the size of the noise"),
-        ({"evk_state": "middle"}, "evk_state='middle' is none of after_norm, before_norm"),
+        ({"evk_state": "middle"}, "evk_state='middle' is unknown. Accepted: after_norm, before_norm"),
         ({"evk_state": True}, "evk_state=True"),
         ({"evk_num_prompts": 0}, "evk_num_prompts"),
         ({"evk_under": "mine"}, "evk_under"),

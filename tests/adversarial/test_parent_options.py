@@ -279,7 +279,7 @@ def test_an_edit_without_effect_leaves_thoughts_of_ordinary_tasks_alone(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_thought_tokens": 9}, "give that, too"),
+        ({"max_thought_tokens": 9}, "give think_end_token as well"),
         ({"max_thought_tokens": 0, "think_end_token": "#"}, "max_thought_tokens"),
     ],
 )

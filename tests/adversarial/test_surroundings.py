@@ -47,7 +47,7 @@ def test_a_user_without_a_home_folder(
         monkeypatch.setenv("LM_EDIT_CACHE", chosen)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     assert main(["cache"]) == 2
-    assert "no home folder of" in (message := capsys.readouterr().err) and "Set LM_EDIT_CACHE" in message
+    assert "has no home directory" in (message := capsys.readouterr().err) and "Set LM_EDIT_CACHE" in message
     monkeypatch.setenv("LM_EDIT_CACHE", "/cache")
     assert cache_root() == Path("/cache")
 

@@ -189,7 +189,7 @@ editor_args=context_templates:[a] | exactly one {}
 editor_args=second_moments:missing.safetensors | no such file
 editor=memit,editor_args=second_moments:bad.safetensors | bad.safetensors cannot be read
 editor_args=second_moments:nowhere | neither a file or folder
-editor_args=second_moments:empty | holds none
+editor_args=second_moments:empty | the given source is empty
 editor=mend | needs a hyper-network
 editor=mend,editor_args=artifact:nowhere | no trained hyper-network
 editor=mend,editor_args=artifact:a_file | cannot read the hyper-network

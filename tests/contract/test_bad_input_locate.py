@@ -91,7 +91,7 @@ def test_a_corpus_shorter_than_the_token_budget_gives_a_warning(tiny):
 
 def test_an_empty_corpus_is_an_error(tiny, tmp_path):
     (tmp_path / "empty.txt").write_text("\n\n \n")
-    with pytest.raises(EditingError, match="holds none"):
+    with pytest.raises(EditingError, match="the given source is empty"):
         edit(tiny, "memit", second_moments=str(tmp_path / "empty.txt"))
 
 

@@ -71,7 +71,9 @@ class ItemBuilder:
         """
         lm = self._lm
         if self._max_thought_tokens is not None and lm.think_end_token is None:
-            raise EditingError("max_thought_tokens bounds the thought before think_end_token; give that, too.")
+            raise EditingError(
+                "max_thought_tokens bounds the thought before think_end_token; give think_end_token as well."
+            )
         if lm.add_bos_token is None or not lm.tokenizer.is_fast:
             return
         if encode(lm.tokenizer, "A").ids != encode(lm.tokenizer, "A", lm.add_bos_token).ids:

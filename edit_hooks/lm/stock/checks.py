@@ -57,11 +57,11 @@ class OrdinaryTasks:
         self._has_warned |= bool(found)
 
     def warn_of_broken(self, answers: Sequence[object]) -> None:
-        """Log how many answers to ordinary tasks are none, because the model's logits were not finite."""
+        """Log how many answers to ordinary tasks are missing because the logits were not finite."""
         if broken := sum(map(is_broken, answers)):
             log.warning(
-                "%d of %d answers to tasks without edits are none: the edited model's logits are not finite (NaN or "
-                "infinity). Documents with such an answer are unscored.",
+                "%d of %d answers to tasks without edits are missing: the edited model's logits are not finite (NaN "
+                "or infinity). Documents without an answer are unscored.",
                 broken,
                 len(answers),
             )

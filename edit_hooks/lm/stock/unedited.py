@@ -30,8 +30,8 @@ class UneditedStock:
     """Scope in which ordinary requests are asked of the unedited model, and the store of its answers.
 
     Args:
-        settings: the options of lm-eval's model class; any of them may change an answer, but for the text of the
-            device, which is not the one that computes: lm-eval replaces its default without a GPU.
+        settings: the options of lm-eval's model class; any of them may change an answer, except the text of the
+            device, which lm-eval replaces if there is no GPU.
 
     Attributes:
         is_asked: whether the scope is open.

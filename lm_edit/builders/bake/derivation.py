@@ -125,7 +125,7 @@ def _keep(derived: DerivedTemplates, relation: str, counts: RelationCounts, min_
 
 
 def _read(where: str, record: Any) -> tuple[str, Sequence[tuple[str, str, str, str]]]:
-    """The relation of a record, and its texts: kind, text, template, and the reason if it is none."""
+    """The relation of a record, and its texts: kind, text, template, and the reason if it has no template."""
     if not isinstance(record, Mapping):
         raise EditingError(f"{where}: the record is a {type(record).__name__}; an object is needed.")
     fields = Fields(record, where)

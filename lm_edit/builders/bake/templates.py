@@ -49,7 +49,7 @@ class RelationTemplates(NamedTuple):
         return _SLOT.sub(lambda slot: names[slot[1]], self.judge)
 
     def to_json(self) -> dict[str, Any]:
-        """The entry of a file; templates that are not there have no field, but for ``prompts``."""
+        """The entry of a file; only ``prompts`` has a field if it is empty."""
         entry: dict[str, Any] = {"prompts": list(self.prompts)}
         if self.reverse:
             entry["reverse"] = list(self.reverse)

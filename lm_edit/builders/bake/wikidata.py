@@ -71,7 +71,7 @@ class WikidataRow(NamedTuple):
 
 @dataclass
 class WikidataFacts:
-    """Facts, and the rows that are none.
+    """Facts, and the rows that are not facts.
 
     Attributes:
         facts: in the order of the files, each once.

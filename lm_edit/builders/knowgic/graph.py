@@ -214,7 +214,7 @@ def _fact_wordings(fields: Fields, facts: Sequence[Fact]) -> Iterator[tuple[Fact
         )
         found = next((one for one in facts if one == fact), None)
         if found is None:
-            raise fields.error(f"wordings[{number}]", f"is about {list(fact)!r}, which is none of the facts")
+            raise fields.error(f"wordings[{number}]", f"is about {list(fact)!r}, which is not a fact of the graph")
         _check_relation(fields, f"wordings[{number}]", wording)
         yield found, wording
 

@@ -95,7 +95,7 @@ def draw_seeds(
         wanted: relations by id or label; by default those of the paper that the records have.
 
     Raises:
-        EditingError: for a relation of which the records have no edit; by default if they have none of them.
+        EditingError: a chosen relation has no edit; by default, if no relation has one.
     """
     labels = _labels(cases)
     drawn = SeedDraw()
@@ -188,7 +188,7 @@ def _candidate(
     names: Mapping[tuple[str, str], Sequence[str]],
     source_id: str,
 ) -> SeedCandidate | str:
-    """The edit as a seed, or the reason why it is none."""
+    """The edit as a seed, or the reason why it cannot be one."""
     fact = Fact(str(request.subject), relation, str(request.target_true))
     if (question := questions.get(request.bare_text)) is None:
         return NO_QUESTION

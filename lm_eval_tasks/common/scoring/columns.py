@@ -67,7 +67,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def same_up_to_last_digits(value: float, other: float) -> bool:
-    """Whether two scores are the same but for last digits, which depend on what shared a batch."""
+    """Whether two scores are equal up to the last digits, which depend on the batch."""
     return math.isclose(value, other, rel_tol=1e-4, abs_tol=1e-6)
 
 

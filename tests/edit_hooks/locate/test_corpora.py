@@ -34,7 +34,7 @@ def test_sampled_text_is_identified_by_its_seed():
         ("nowhere.txt", "neither a file"),
         ("selff", "neither a file"),
         ("a/b/c/d", "neither a file"),
-        ([" "], "holds none"),
+        ([" "], "source is empty"),
     ],
 )
 def test_bad_sources_are_explained(source, message):

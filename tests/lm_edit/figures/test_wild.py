@@ -294,5 +294,5 @@ class TestGrid:
         both = [*self.rows(), *list(self.rows((1.0, 0.9, 0.6, 0.7, 0.3), "judge"))[3:]]
         assert bars(wild_grid.draw(frame(*both)))[-1] == (0, 0.3)
         assert bars(wild_grid.draw(frame(*both), Options(metric="em")))[-1] == (0, 0.2)
-        with pytest.raises(EditingError, match="is none of judge, em"):
+        with pytest.raises(EditingError, match=r"is unknown\. Accepted: judge, em"):
             wild_grid.draw(frame(*both), Options(metric="match"))

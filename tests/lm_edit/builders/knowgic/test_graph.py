@@ -143,7 +143,10 @@ def test_facts_whose_question_has_the_answer_are_counted(tmp_path: Path, capsys:
         ({"relations": {"in": {"prompt": "{}'s", "question": "{}?"}}, "facts": [["A", "in", "Z"]]}, "words around {}"),
         ({"aliases": {"Z": "Zed"}}, "a list of texts is needed"),
         ({"wordings": {"fact": ["A", "in", "Z"]}}, "a non-empty list of objects is needed"),
-        ({"wordings": [{"fact": ["A", "in", "Y"], "prompt": "{} is", "question": "Is {}?"}]}, "none of the facts"),
+        (
+            {"wordings": [{"fact": ["A", "in", "Y"], "prompt": "{} is", "question": "Is {}?"}]},
+            "is not a fact of the graph",
+        ),
         ({"wordings": [{"fact": ["A", "in", "Z"], "prompt": "is", "question": "Is {}?"}]}, "wordings[0].prompt"),
         ({"wordings": [{"fact": ["A", "in", "Z"], "prompt": "{} is"}]}, "'question' is missing"),
         ({"wordngs": []}, "'wordngs'. Did you mean 'wordings'"),
