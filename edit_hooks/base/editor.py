@@ -13,23 +13,23 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from edit_hooks.base.checks import position_limit, require_deltas, require_editable, require_positions, require_tokens
 from edit_hooks.base.config import FILE_DIGESTS, EditorConfig
 from edit_hooks.base.origin import UNNAMED, LayersFrom, SettingsOrigin, report_origin_once
 from edit_hooks.base.shipped import ShippedSettings, find_file, find_shipped
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookKind, register_kinds
 from edit_hooks.deltas.placement import on_cpu, placed
-from edit_hooks.modeling.adapter_layers import has_adapter_layers, require_additive, require_trainable
+from edit_hooks.modeling.adapter_layers import has_adapter_layers
 from edit_hooks.modeling.architectures import architecture_of, check_layers, num_layers, unwrapped
 from edit_hooks.modeling.grad_mode import gradients
-from edit_hooks.modeling.tokens import encode, first_token_past, tokens_in_span
-from edit_hooks.modeling.weights import check_weights, has_quantized_weights, is_quantized, keep_layout, refuse_compiled
-from edit_hooks.request import EditRequest, require_subjects, require_text
+from edit_hooks.modeling.weights import check_weights, has_quantized_weights, keep_layout, refuse_compiled
+from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError, UnusableRequestError, refuse
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.progress import Progress
 from edit_hooks.utils.readable import readable
-from edit_hooks.utils.slots import SLOT, escape_braces, split_template
+from edit_hooks.utils.slots import split_template
 
 log = get_logger("lm_eval.edited_hf")
 
@@ -325,19 +325,11 @@ class Editor(abc.ABC, Generic[ConfigT]):
             return
         check_weights(inner)
         keep_layout(inner)
-        if "weights" in self.writes and has_adapter_layers(inner):
-            for name in self.target_modules(self.default_config(inner), inner):
-                check_layer = require_additive if self.edits_quantized else require_trainable
-                check_layer(inner.get_submodule(name), name)
-        if self.edits_quantized or not has_quantized_weights(inner):
-            return
-        for name in self.target_modules(self.default_config(inner), inner):
-            if is_quantized(inner.get_submodule(name)):
-                raise EditingError(
-                    f"editor {self.name!r} changes the weights themselves, and the weight of {name} is quantized; its "
-                    "codes cannot be trained. Use an editor whose update acts beside the weight (r_rome, memit, lora, "
-                    "...), keep this module unquantized (llm_int8_skip_modules), or load the model in bfloat16."
-                )
+        through_adapters = "weights" in self.writes and has_adapter_layers(inner)
+        if through_adapters or (not self.edits_quantized and has_quantized_weights(inner)):
+            names = self.target_modules(self.default_config(inner), inner)
+            modules = {name: inner.get_submodule(name) for name in names}
+            require_editable(modules, self.name, through_adapters, self.edits_quantized)
 
     # -- editing -----------------------------------------------------------------------------------------------------
 
@@ -386,7 +378,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
             # some may come from the store, or another device
             steps = [placed(inner, delta, updates=self.reads_past_updates) for delta in history]
             job = EditJob(inner, tokenizer, config, list(requests), joint, steps, report)
-            deltas = self._computed(job)
+            deltas = require_deltas(self.compute(job), self.name, len(job.groups))
         settings = config.to_dict()
         for group, delta in zip(job.groups, deltas, strict=True):
             requests_of_delta = [request.to_dict() for request in group]
@@ -411,21 +403,6 @@ class Editor(abc.ABC, Generic[ConfigT]):
 
         for delta in record_damage(model, tokenizer, deltas, history):
             self._record_warnings(delta, [WRECKED_WARNING])
-
-    def _computed(self, job: EditJob[ConfigT]) -> list[Delta]:
-        """Return what :meth:`compute` returns: one delta per group, or an error."""
-        deltas: object = self.compute(job)  # an editor of another package may return anything
-        if not (isinstance(deltas, (list, tuple)) and all(isinstance(delta, Delta) for delta in deltas)):
-            raise EditingError(
-                f"editor {self.name!r}: compute returned {_kinds_in(deltas)}; a list with one Delta per group of "
-                "requests (job.groups) is needed."
-            )
-        if len(deltas) != len(job.groups):
-            raise EditingError(
-                f"editor {self.name!r}: compute returned {len(deltas)} deltas for {len(job.groups)} groups of requests"
-                "; one delta per group of job.groups is needed."
-            )
-        return list(deltas)
 
     @abc.abstractmethod
     def compute(self, job: EditJob[ConfigT]) -> list[Delta]:
@@ -457,12 +434,15 @@ class Editor(abc.ABC, Generic[ConfigT]):
             model: extends the check to its shipped settings, and to context templates that are resolved for it.
         """
         prefix = max((split_template(template)[0] for template in self.known_contexts(model)), key=len, default="")
+        subject_for, in_prompts = self.name if self.needs_subject else None, self.writes == ("context",)
         reasons: dict[str, str] = {}
         for request in requests:
             try:
-                own = {"prompt and target_new": self._check_request(tokenizer, request, prefix)}
+                length = require_tokens(tokenizer, request, prefix, subject_for, in_prompts)
                 self.check_request(tokenizer, request, model)
-                self._check_lengths(request, prefix, {**own, **self.other_lengths(tokenizer, request, model)}, limit)
+                lengths = {"prompt and target_new": length + self.num_tokens_past_target()}
+                lengths |= self.other_lengths(tokenizer, request, model)
+                require_positions(request, prefix, lengths, limit)
             except UnusableRequestError as error:
                 reasons[request.key] = str(error)
         return reasons
@@ -507,55 +487,9 @@ class Editor(abc.ABC, Generic[ConfigT]):
         """Hook: further texts that an edit of a request runs, as a plural for the error -> tokens of the longest."""
         return {}
 
-    def _check_request(self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, prefix: str) -> int:
-        """Refuse a request without tokens of its prompt, subject or target; return the tokens of its text."""
-        require_text(request.text + request.target_new)
-        if self.needs_subject:
-            require_subjects([request], self.name)
-        case = f"case {request.case_id}"
-        placed = request.in_template(escape_braces(prefix) + SLOT)
-        encoding = encode(tokenizer, placed.text + placed.continuation)
-        alone = encode(tokenizer, request.text + request.continuation) if prefix else encoding
-        if self.writes != ("context",) and first_token_past(alone, len(request.text)) == 0:
-            raise UnusableRequestError(
-                f"{case}: prompt {request.text!r} has no token before the target, so nothing could predict it."
-            )
-        if first_token_past(encoding, len(placed.text)) == len(encoding.ids):
-            raise UnusableRequestError(
-                f"{case}: target_new {request.target_new!r} has no token of its own after {request.text!r}."
-            )
-        if self.needs_subject and placed.subject_span is not None and not tokens_in_span(encoding, placed.subject_span):
-            raise UnusableRequestError(
-                f"{case}: no token of the prompt covers the subject {request.subject!r}; is it made of characters "
-                "the tokenizer drops?"
-            )
-        return len(encoding.ids) - 1 + self.num_tokens_past_target()
-
-    def _check_lengths(self, request: EditRequest, prefix: str, lengths: Mapping[str, int], limit: int | None) -> None:
-        """Refuse a request with a text that is longer than the model's context."""
-        for texts, length in lengths.items():
-            if limit is not None and length > limit:
-                context = ", the longest context included," if prefix or request.context else ""
-                raise UnusableRequestError(
-                    f"case {request.case_id}: {texts} take {length} tokens{context} and the model has {limit} "
-                    "positions; shorten them, or drop the record."
-                )
-
     def _record_warnings(self, delta: Delta, warnings: Sequence[str]) -> None:
         delta.warnings += [text for text in warnings if text not in delta.warnings]
         for text in warnings:
             if text not in self._logged:
                 self._logged.add(text)
                 log.warning("editor %s: %s", self.name, text)
-
-
-def _kinds_in(value: object) -> str:
-    """The type of a value, and of its members if it is a list."""
-    members = sorted({type(member).__name__ for member in value}) if isinstance(value, (list, tuple)) else []
-    return type(value).__name__ + (f" of {', '.join(members)}" if members else "")
-
-
-def position_limit(config: object) -> int | None:
-    """Number of positions of a model, from its config; ``None`` if it names none."""
-    limit = getattr(config, "max_position_embeddings", None)
-    return limit if isinstance(limit, int) else None

@@ -27,13 +27,13 @@ from edit_hooks.answers import (
     ScoredContinuation,
 )
 from edit_hooks.assets.demo_model import demo_dtype, demo_model_path
-from edit_hooks.base.editor import Editor, position_limit
+from edit_hooks.base.checks import position_limit
+from edit_hooks.base.editor import Editor
 from edit_hooks.base.origin import SettingsOrigin, report_origin
 from edit_hooks.base.registry import load_editor
 from edit_hooks.deltas.apply import UNEDITED_STATE
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.saved import check_base, editor_of, read_edit, requests_of
-from edit_hooks.edit_report import EditReport
+from edit_hooks.deltas.saved import read_edit
 from edit_hooks.in_context.combined import EditorWithContext
 from edit_hooks.in_context.fact_memory import require_models
 from edit_hooks.inference import states
@@ -46,14 +46,13 @@ from edit_hooks.lm.asking.item_builder import ItemBuilder
 from edit_hooks.lm.asking.prompt_edits import PromptEdits
 from edit_hooks.lm.asking.stored_answers import AnswerStore, read_code
 from edit_hooks.lm.banner import about_edits_in, log_banner
-from edit_hooks.lm.editing.independent import IndependentEdits
-from edit_hooks.lm.editing.stream import EditStream, Guard
 from edit_hooks.lm.editing.unusable import warn_of_unusable
 from edit_hooks.lm.loading.data_parallel import DataParallelMixin, start_processes
 from edit_hooks.lm.loading.devices import describe_devices
 from edit_hooks.lm.loading.hflm import LateLoadingHFLM
 from edit_hooks.lm.loading.recorded_options import absolute_places, recorded_model, recorded_options
 from edit_hooks.lm.loading.versions import installed_versions
+from edit_hooks.lm.new_session import RunParts, session_of
 from edit_hooks.lm.options.edit_sources import read_plan
 from edit_hooks.lm.options.editing import FROM_PRETRAINED, EditingOptions, check_known_options, take_sets
 from edit_hooks.lm.options.loading import loading_words
@@ -62,11 +61,7 @@ from edit_hooks.lm.questions import read_questions, warn_of_questions, warn_of_s
 from edit_hooks.lm.sessions import (
     AnswerJobsOn,
     CaseQuestion,
-    SavedEditSession,
     Session,
-    SingleEditSession,
-    StreamSession,
-    UneditedSession,
     answer_distinct,
 )
 from edit_hooks.lm.stock.checks import OrdinaryTasks
@@ -104,6 +99,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     option_names = (*OWN_OPTIONS, *FROM_PRETRAINED, *QUANTIZATION_OPTIONS)  # besides the parameters of `HFLM`
 
     def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
+        # What the user asks for; of the model, nothing is read yet.
         self._sets = take_sets(kwargs)
         check_known_options(kwargs, HFLM, OWN_OPTIONS)
         own = {name: kwargs.pop(name) for name in OWN_OPTIONS if name in kwargs}
@@ -117,61 +113,70 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         if self.is_demo:
             pretrained = str(demo_model_path(demo_dtype(kwargs.get("dtype"))))
         start_processes(tensor_parallel=kwargs.get("tp_plan") is not None)
-        self._session: Session | None = None
-        self._origin: SettingsOrigin | None = None
-        self._identity: ModelIdentity | None = None
-        self._stock_edit: Delta | None = None  # hooks and contexts under which stock tasks run
-        self._unedited_stock = UneditedStock(kwargs)
+        planned = read_plan(self.options, self.editor, self.options.data_settings(self.is_demo) | self._sets)
+        self._edits_digest = planned.digest  # of the edits without their context
+
+        # lm-eval's class: the model's configuration and tokenizer, no weights.
+        super().__init__(pretrained=pretrained, **kwargs)
+        self.join_processes()
+        if self.backend != "causal":
+            raise EditingError("edited_hf edits decoder-only models; this one is an encoder-decoder model.")
+
+        # Questions and their answers.
         self.engine = Engine(self, self.options)
         self.chats = Chats(super().apply_chat_template)
         self.items = ItemBuilder(self, self.chats, self.options.max_thought_tokens)
-        self.prompt_edits = PromptEdits(self.items, self.chats, self.engine)
-        self._ordinary = OrdinaryTasks(self)
-        self.begin_evaluation()
-        self.plan = read_plan(self.options, self.editor, self.options.data_settings(self.is_demo) | self._sets)
-        self._edits_digest = self.plan.digest
-        quantization = {name: kwargs[name] for name in QUANTIZATION_OPTIONS if name in kwargs}
-        super().__init__(pretrained=pretrained, **kwargs)
-        self.edit_context = edit_context_of(self.options.edit_context, self.tokenizer, super().apply_chat_template)
-        self.plan = self.plan.in_context(self.edit_context)
         self.items.check_special_tokens()
-        self.join_processes()
-        planned = [request for group in self.plan.groups for request in group]
-        self.plan = dataclasses.replace(self.plan, unusable=self._find_unusable(planned))
-        if self.backend != "causal":
-            raise EditingError("edited_hf edits decoder-only models; this one is an encoder-decoder model.")
-        self._saved_edit = self._check_before_loading(quantization)
+        self.prompt_edits = PromptEdits(self.items, self.chats, self.engine)
+        self._ordinary, self._unedited_stock = OrdinaryTasks(self), UneditedStock(kwargs)
+        self._stock_edit: Delta | None = None  # hooks and contexts under which stock tasks run
+        self.begin_evaluation()
+
+        # The run's edits, and what can be refused while no weight is loaded.
+        self.edit_context = edit_context_of(self.options.edit_context, self.tokenizer, super().apply_chat_template)
+        planned = planned.in_context(self.edit_context)
+        self.plan = dataclasses.replace(planned, unusable=self._find_unusable(planned.requests))
+        if self._store is not None:  # refuses a path that cannot be a folder
+            read_code(None if self.options.load_edit else self.editor)
+        self._saved_edit = self._read_saved_edit()
+        quantization = {name: kwargs[name] for name in QUANTIZATION_OPTIONS if name in kwargs}
+        self._origin = self._check_editor(quantization) if self.options.makes_edits else None
+        self._identity: ModelIdentity | None = None
+        self._session: Session | None = None  # makes the edits; created at the first question
         if self._model is not None:  # given as an object
             self.check_loaded(self._model)
         if self.rank == 0:
             log_banner(self.options, self.editor.name, pretrained, self.is_demo, self.edits_data)
 
-    def _check_before_loading(self, quantization: Mapping[str, Any]) -> Delta | None:
-        """Refuse what cannot work while no weight is loaded; return the edit of ``load_edit``."""
-        if self._store is not None:  # refuses a path that cannot be a folder
-            read_code(None if self.options.load_edit else self.editor)
-        if self.options.load_edit:
-            delta = read_edit(self.options.load_edit, self.outline)
-            for memory in {context.memory for context in delta.contexts if context.memory is not None}:
-                require_models(memory)
-            return delta
-        if self.options.makes_edits:
-            require_offsets(self.tokenizer)
-            if self.editor.writes != ("context",):
-                architecture_of(self.config)
-                check_quantization(self.editor, self.config, quantization)
-            outline = self.outline
-            self.editor.check_settings(outline)
-            if self.editor.writes != ("context",):
-                origin = self.editor.settings_origin(outline)
-                self._origin = origin.of_run(
-                    pretrained=None if self.is_demo else origin.pretrained,
-                    settings_file=self._settings_file,
-                    editor=self.options.editor,
-                    tune_options=(*self._loading_words, *self.options.facts_to_tune_on(self.is_demo)),
-                )
-                report_origin(self._origin, self.rank == 0)
-        return None
+    def _read_saved_edit(self) -> Delta | None:
+        """The edit of ``load_edit``, checked against the names and shapes of the model."""
+        if not self.options.load_edit:
+            return None
+        delta = read_edit(self.options.load_edit, self.outline)
+        for memory in {context.memory for context in delta.contexts if context.memory is not None}:
+            require_models(memory)
+        return delta
+
+    def _check_editor(self, quantization: Mapping[str, Any]) -> SettingsOrigin | None:
+        """Refuse settings that do not fit the model; where the settings come from, of editors that change the model."""
+        require_offsets(self.tokenizer)
+        changes_model = self.editor.writes != ("context",)
+        if changes_model:
+            architecture_of(self.config)
+            check_quantization(self.editor, self.config, quantization)
+        outline = self.outline
+        self.editor.check_settings(outline)
+        if not changes_model:
+            return None
+        origin = self.editor.settings_origin(outline)
+        origin = origin.of_run(
+            pretrained=None if self.is_demo else origin.pretrained,
+            settings_file=self._settings_file,
+            editor=self.options.editor,
+            tune_options=(*self._loading_words, *self.options.facts_to_tune_on(self.is_demo)),
+        )
+        report_origin(origin, self.rank == 0)
+        return origin
 
     def check_loaded(self, model: nn.Module) -> None:
         super().check_loaded(model)
@@ -372,50 +377,9 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     def session(self) -> Session:
         """The run's edits; created at the first question, after the weights are loaded."""
         if self._session is None:
-            self._session = self._new_session()
+            run = RunParts(self.model, self.tokenizer, self.editor, self._store, self.identity, self.quiet)
+            self._session = session_of(run, self.options, self.plan, self._saved_edit, shared=self.world_size > 1)
         return self._session
-
-    def _new_session(self) -> Session:
-        options = self.options
-        if options.mode == "none":
-            return UneditedSession()
-        if options.load_edit:
-            assert self._saved_edit is not None
-            delta = self._saved_edit
-            found = check_base(delta, self.model, self.identity, options.load_edit)
-            facts = {"loaded_from": options.load_edit, "checksum": delta.checksum(), "model_differences": found}
-            report = EditReport(editor=editor_of(delta), diagnostics=facts)
-            requests, measured = requests_of(delta), options.measure_edits
-            return SavedEditSession(self.model, self.tokenizer, delta, report, requests, measured)
-        store = self._store
-        if store:
-            store.remove_leftovers()
-        if not self.plan.cumulative:
-            edits = IndependentEdits(
-                self.model,
-                self.tokenizer,
-                self.editor,
-                store,
-                self.identity,
-                self.quiet,
-                partial_groups=bool(self.plan.groups),
-                measure_edits=options.measure_edits,
-            )
-            return SingleEditSession(edits, self.plan)
-        guard = Guard(options.guard, options.guard_norm_ratio, options.guard_loss_increase)
-        stream = EditStream(
-            self.model,
-            self.tokenizer,
-            self.editor,
-            self.plan,
-            store,
-            self.identity,
-            guard,
-            self.quiet,
-            shared=self.world_size > 1,
-            measure_edits=options.measure_edits,
-        )
-        return StreamSession(stream, options.immediate and options.mode == "sequential", options.retention)
 
     def _find_unusable(self, requests: Sequence[EditRequest], fail_if_all: bool = True) -> dict[str, str]:
         """Request key -> reason for the requests that the editor cannot use, with a warning; needs no weights.

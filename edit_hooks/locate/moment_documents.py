@@ -16,7 +16,7 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.editor import position_limit
+from edit_hooks.base.checks import position_limit
 from edit_hooks.locate.corpora import Corpus
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.sampling import sample_documents

@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 from torch import nn
 
 from edit_hooks.answers import ContextReport, GeneratedText, ScoredContinuation
-from edit_hooks.base.editor import position_limit
+from edit_hooks.base.checks import position_limit
 from edit_hooks.deltas.context_edit import ContextPrompt
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.in_context.fact_memory import load_memory

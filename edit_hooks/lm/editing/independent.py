@@ -10,7 +10,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.editor import Editor, position_limit
+from edit_hooks.base.checks import position_limit
+from edit_hooks.base.editor import Editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.edit_report import EditReport, Effects
 from edit_hooks.inference.edit_effects import EditEffects

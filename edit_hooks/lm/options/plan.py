@@ -68,6 +68,11 @@ class EditPlan:
         return tuple(groups)
 
     @property
+    def requests(self) -> list[EditRequest]:
+        """The requests of all groups, in order."""
+        return [request for group in self.groups for request in group]
+
+    @property
     def most_written_together(self) -> int:
         """Largest number of cases of a group that need an edit that no case before it makes."""
         most, made = 0, set[str]()

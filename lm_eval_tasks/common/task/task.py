@@ -26,9 +26,8 @@ edits the same scorer runs on the answers of every stage (:mod:`lm_eval_tasks.co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from functools import partial
 from typing import Any
 
 from lm_eval.api.instance import Instance
@@ -63,10 +62,9 @@ from lm_eval_tasks.common.asking.probes import (
 from lm_eval_tasks.common.fillable import LEFT_OUT, unfillable
 from lm_eval_tasks.common.records.benchmark import Benchmark
 from lm_eval_tasks.common.saved_cases import take_saved_cases
-from lm_eval_tasks.common.scoring.aggregation import AGGREGATIONS, STANDARD_ERRORS, edit_facts, retention_matrix
+from lm_eval_tasks.common.scoring.aggregation import AGGREGATIONS, edit_facts
 from lm_eval_tasks.common.scoring.breakdown import (
     CATEGORIES,
-    breakdown_columns,
     breakdown_fields,
     breakdown_row,
     prepare,
@@ -74,6 +72,7 @@ from lm_eval_tasks.common.scoring.breakdown import (
 from lm_eval_tasks.common.scoring.measures import Measure, Score, case_mean, evaluate, judged_correct
 from lm_eval_tasks.common.scoring.metric_list import is_rate, select_metrics
 from lm_eval_tasks.common.scoring.population import restrict
+from lm_eval_tasks.common.task.columns import SUMMARY_COLUMNS, DeclaredColumn, case_columns, columns_of_metric
 from lm_eval_tasks.common.task.harness import Documents, HarnessTask
 from lm_eval_tasks.common.task.judge_filter import add_judge, describe_verdicts
 from lm_eval_tasks.common.task.stages import (
@@ -89,10 +88,6 @@ logger = get_logger("lm_eval.editing_tasks")
 # The one side effect of importing this package that is needed: YAML names aggregations by their registered name.
 for _name, _function in AGGREGATIONS.items():
     register_aggregation(_name)(_function)
-
-
-# Endings of the column in which a case without a usable answer counts as 0, and of the number of these cases.
-OR_ZERO, ZEROED = "_or_0", "_zeroed"
 
 
 def log_source(benchmark: str, num_cases: int, source: Mapping[str, Any]) -> None:
@@ -164,46 +159,15 @@ class EditingTask(HarnessTask):
             logger.info("%s: no record can fill %s; left out", self.config.task, ", ".join(names))
 
     def _declare_columns(self) -> None:
-        """Declare the aggregation of every column.
-
-        Columns are the metrics, their stages, and their counts and standard errors.
-        """
+        """Declare the aggregation of every column: the metrics, their stages, counts and standard errors."""
         directions = dict(self.higher_is_better())
-        for metric, aggregation in list(self.aggregation().items()):
-            self._declare_companions(metric, aggregation)
-            if self._is_rate(metric):
-                self.add_column(f"{metric}{OR_ZERO}", aggregation, higher_is_better=True)
-                self.add_column(f"{metric}{ZEROED}", AGGREGATIONS["total"])
-            for column, by_group in breakdown_columns(metric, self.breakdown, aggregation).items():
-                self.add_column(column, by_group)
-            for stage in self.stages.columns:
-                self.add_column(f"{metric}@{stage}", aggregation, higher_is_better=directions[metric])
-                self._declare_companions(f"{metric}@{stage}", aggregation)
-            if self.stages.retention:
-                matrix = partial(retention_matrix, cell=aggregation)
-                self.add_column(f"{metric}@{RETENTION}", matrix)
-                self._declare_companions(f"{metric}@{RETENTION}", matrix)
-        self.add_column("unscored", AGGREGATIONS["total"])
-        self.add_column("unscored_reason", AGGREGATIONS["reason_counts"])
-        self.add_column("edit", AGGREGATIONS["edit_summary"])
-        self.add_column("judge", AGGREGATIONS["judge_summary"])
-
-    def _is_rate(self, name: str) -> bool:
-        """Whether a metric is a mean share of successes, so that a failure can count as 0."""
-        return any(is_rate(metric) for metric in self.config.metric_list if metric["metric"] == name)
-
-    def _declare_companions(self, column: str, aggregation: Callable[[Sequence[Any]], Any]) -> None:
-        """Declare the counts and the standard error of a column.
-
-        lm-eval computes standard errors for its own mean only. A per-case column ``<metric>_stderr`` is aggregated
-        right after the metric and takes the place of lm-eval's "N/A" under the same key.
-        """
-        self.add_column(f"{column}_n", AGGREGATIONS["total"])
-        self.add_column(f"{column}_excluded", AGGREGATIONS["total"])
-        self.add_column(f"{column}_failed", AGGREGATIONS["total"])
-        for name, error in STANDARD_ERRORS.items():
-            if aggregation is AGGREGATIONS[name]:
-                self.add_column(f"{column}_stderr", AGGREGATIONS[error])
+        rates = {metric["metric"] for metric in self.config.metric_list if is_rate(metric)}
+        columns = list(SUMMARY_COLUMNS)
+        for name, aggregation in self.aggregation().items():
+            metric = DeclaredColumn(name, aggregation, directions[name])
+            columns += columns_of_metric(metric, self.stages, self.breakdown, rate=name in rates)
+        for column in columns:
+            self.add_column(column.name, column.aggregation, higher_is_better=column.higher_is_better)
 
     def dump_config(self) -> dict[str, Any]:
         """The config for the results and for lm-eval's loggers, with functions by name.
@@ -445,7 +409,7 @@ class EditingTask(HarnessTask):
         reasons: dict[str, str] = {}
         for suffix, scores in scored.items():
             for metric in metrics:
-                row |= _columns(metric, suffix, scores[metric["metric"]], reasons)
+                row |= case_columns(metric, suffix, scores[metric["metric"]], reasons)
         for name in names:
             row |= breakdown_row(name, self.breakdown, doc, scored[""][name])
         row |= {"unscored": int(bool(reasons)), "unscored_reason": reasons}
@@ -510,28 +474,6 @@ class EditingTask(HarnessTask):
                 "add one to its metric_list or drop the filter."
             )
         return metrics
-
-
-def _columns(metric: Mapping[str, Any], suffix: str, score: Score, reasons: dict[str, str]) -> dict[str, Any]:
-    """The columns of one metric at one stage for one case.
-
-    Adds the reason of an unscored metric to ``reasons``.
-    """
-    name, value = metric["metric"] + suffix, score.value
-    if score.reason is not None:
-        reasons[name] = score.reason
-    columns: dict[str, Any] = {name: value}
-    if metric["aggregation"] in STANDARD_ERRORS and suffix != f"@{RETENTION}":
-        columns[f"{name}_stderr"] = value
-    columns[f"{name}_n"] = int(value is not None)
-    columns[f"{name}_failed"] = int(value is None and score.reason not in (None, NOT_IN_STREAM))
-    if not suffix and is_rate(metric):
-        columns |= {f"{name}{OR_ZERO}": 0.0 if score.failed else value, f"{name}{ZEROED}": int(score.failed)}
-    if metric.get("filtered"):
-        columns[f"{name}_excluded"] = int(score.excluded)
-    elif score.excluded:
-        raise AssertionError(f"metric {name} excludes a case but its YAML does not say which (filtered: ...)")
-    return columns
 
 
 def _mean_verdict(answers: CaseAnswers) -> Measure:
