@@ -10,18 +10,22 @@ matter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Literal, TypeVar
 
 import torch
+from torch import nn
 from transformers import PreTrainedTokenizerBase
+from transformers.pytorch_utils import Conv1D
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.gradient.diagnostics import loss_diagnostics
-from edit_hooks.gradient.label_forward import ENGINES, CachedLabelForward, shared_nll
+from edit_hooks.gradient.label_forward import ENGINES, CachedLabelForward, LabelForward, shared_nll
 from edit_hooks.gradient.labeled_rows import (
     LabeledRow,
     Objective,
@@ -31,12 +35,15 @@ from edit_hooks.gradient.labeled_rows import (
     target_row,
 )
 from edit_hooks.gradient.side_by_side import EditBatch, make_adam, split_edits
-from edit_hooks.gradient.weight_copies import WeightCopies
-from edit_hooks.modeling.architectures import architecture_of
+from edit_hooks.gradient.weight_copies import BlockCopies, WeightCopies
+from edit_hooks.modeling.architectures import architecture_of, input_device, linear_of
 from edit_hooks.modeling.hooks import frozen
+from edit_hooks.modeling.memory import bytes_per_token, free_bytes
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
+
+MOST_KEPT_TOKENS = 2**16  # of one forward pass
 
 
 @dataclass(kw_only=True)
@@ -58,6 +65,14 @@ class FTConfig(EditorConfig):
     early_stop_loss: float = config_field("stop when the mean loss of a pass falls below this", default=1e-2)
     train_bias: bool = config_field("also train the bias where the module has one", default=True)
     append_eos: bool = config_field("append the end-of-text token to the target", default=False)
+    shuffle: bool = config_field(
+        "shuffle the requests of a joint edit with the seed before every pass, each order from the one before",
+        default=False,
+    )
+    trained: Literal["rewrite", "block"] = config_field(
+        "what is trained in each layer; rewrite: the MLP output projection; block: every parameter, norms included",
+        default="rewrite",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,12 +94,31 @@ class FineTuningEditor(Editor[FTConfigT]):
     reads_past_updates = False
     default_depth = 0.68
 
+    def target_modules(self, config: FTConfigT, model: nn.Module) -> list[str]:
+        if config.trained == "rewrite":
+            return super().target_modules(config, model)
+        arch = architecture_of(model)
+        blocks = [arch.block_name(layer) for layer in config.edited_layers]
+        return [
+            name
+            for block in blocks
+            for name, module in model.get_submodule(block).named_modules(prefix=block)
+            if isinstance(linear_of(module), nn.Linear | Conv1D)
+        ]
+
+    def condensed(self, model: nn.Module, history: Sequence[Delta]) -> list[Delta]:
+        """Nothing: a step reads the weights alone."""
+        return []
+
+    def most_state_bytes(self, model: nn.Module) -> int | None:
+        return 0
+
     def compute(self, job: EditJob[FTConfigT]) -> list[Delta]:
         rows = [self.row(job.tokenizer, request, job.config) for request in job.requests]
         with frozen(job.model), torch.enable_grad():
             if job.joint:
                 return [_train(job, rows)]
-            if job.config.engine == "reference":
+            if job.config.engine == "reference" or job.config.trained == "block":
                 return [_train(job, [row]) for row in rows]
             return _train_side_by_side(job, rows)
 
@@ -105,33 +139,90 @@ class FTM(FineTuningEditor[FTConfig]):
 def _train(job: EditJob[FTConfigT], rows: Sequence[LabeledRow]) -> Delta:
     """Train one edit on all rows, in chunks of ``batch_size``."""
     config = job.config
-    names = _trained_modules(job)
-    copies = WeightCopies(job.model, names, config.train_bias)
-    chunks = [
-        ENGINES[config.engine](job.model, batch_rows(job.model, rows[start : start + config.batch_size]), names)
-        for start in range(0, len(rows), config.batch_size)
-    ]
+    if config.trained == "block":
+        arch = architecture_of(job.model)
+        copies: WeightCopies | BlockCopies = BlockCopies(
+            job.model, [arch.block_name(layer) for layer in config.edited_layers]
+        )
+    else:
+        copies = WeightCopies(job.model, _trained_modules(job), config.train_bias)
+    chunks = _Chunks(job, rows, list(copies.modules))
     optimizer = _adam([copies], config)
     losses: list[float] = []
     num_steps = 0
-    with copies.used_by_model():
-        for _ in range(config.num_steps):
-            total = 0.0
-            for chunk in chunks:
+    for _ in range(config.num_steps):
+        total = 0.0
+        for chunk in chunks.of_pass():
+            with copies.used_by_model():
                 loss = mean_over_rows(chunk.nll(), chunk.rows)
-                total += float(loss.detach()) * len(chunk.rows.ids_RT)
-                if float(loss.detach()) >= config.early_stop_loss:
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
-                    num_steps += 1
-                copies.project(config.norm_constraint)
-            losses.append(total / len(rows))
-            if losses[-1] < config.early_stop_loss:
-                break
+            total += float(loss.detach()) * len(chunk.rows.ids_RT)
+            if float(loss.detach()) >= config.early_stop_loss:
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                num_steps += 1
+            copies.project(config.norm_constraint)
+        losses.append(total / len(rows))
+        if losses[-1] < config.early_stop_loss:
+            break
     job.progress(len(rows))
     stopped_early = losses[-1] < config.early_stop_loss
-    return copies.delta(0, loss_diagnostics(losses, num_steps, stopped_early=stopped_early))
+    diagnostics = loss_diagnostics(losses, num_steps, stopped_early=stopped_early)
+    return copies.delta(diagnostics) if isinstance(copies, BlockCopies) else copies.delta(0, diagnostics)
+
+
+class _Chunks(Generic[FTConfigT]):
+    """The chunks of a joint edit, pass by pass.
+
+    Shuffled ones are taken from one forward pass of all rows up to the trained maps, if its states fit into memory;
+    else that part runs again for every chunk.
+    """
+
+    def __init__(self, job: EditJob[FTConfigT], rows: Sequence[LabeledRow], names: Sequence[str]) -> None:
+        self.job, self.rows, self.names = job, rows, names
+        self.order = list(range(len(rows)))
+        self.draws = random.Random(job.config.seed)
+        self.whole: CachedLabelForward | None = None
+        self.fixed: list[LabelForward] = []
+        if not self._is_shuffled:
+            self.fixed = [self._forward(group) for group in self._groups()]
+        elif job.config.engine == "fast" and self._states_fit():
+            self.whole = CachedLabelForward(job.model, batch_rows(job.model, rows), names)
+
+    def of_pass(self) -> Iterator[LabelForward]:
+        """The chunks of the next pass."""
+        if not self._is_shuffled:
+            yield from self.fixed
+            return
+        self.draws.shuffle(self.order)
+        for group in self._groups():
+            yield self._forward(group) if self.whole is None else self._part_of(self.whole, group)
+
+    @property
+    def _is_shuffled(self) -> bool:
+        return self.job.config.shuffle and len(self.rows) > 1
+
+    def _groups(self) -> list[list[int]]:
+        size = self.job.config.batch_size
+        return [self.order[start : start + size] for start in range(0, len(self.order), size)]
+
+    def _forward(self, group: Sequence[int]) -> LabelForward:
+        batch = batch_rows(self.job.model, [self.rows[index] for index in group])
+        return ENGINES[self.job.config.engine](self.job.model, batch, self.names)
+
+    def _part_of(self, whole: CachedLabelForward, group: Sequence[int]) -> LabelForward:
+        part = copy.copy(whole)
+        keep_R = torch.zeros(len(self.rows), dtype=torch.bool)
+        keep_R[list(group)] = True
+        part.select(keep_R.to(whole.rows.ids_RT.device))
+        return part
+
+    def _states_fit(self) -> bool:
+        """Whether the states of all rows take at most a quarter of the free memory."""
+        model = self.job.model
+        num_tokens = len(self.rows) * max(len(row.ids) for row in self.rows)
+        free = free_bytes(input_device(model))
+        return num_tokens <= MOST_KEPT_TOKENS and (free is None or num_tokens * bytes_per_token(model) <= free // 4)
 
 
 def _train_side_by_side(job: EditJob[FTConfigT], rows: Sequence[LabeledRow]) -> list[Delta]:
@@ -227,6 +318,6 @@ def _trained_modules(job: EditJob[FTConfigT]) -> list[str]:
     return [arch.rewrite_name(layer) for layer in job.config.edited_layers]
 
 
-def _adam(copies: Sequence[WeightCopies], config: FTConfig) -> torch.optim.Adam:
+def _adam(copies: Sequence[WeightCopies | BlockCopies], config: FTConfig) -> torch.optim.Adam:
     leaves = [leaf for group in copies for leaf in group.leaves.values()]
     return make_adam(leaves, config.lr, config.weight_decay, config.engine)

@@ -1,4 +1,4 @@
-"""Copies of trained parameters, one per edit, so that independent edits train side by side in one batch.
+"""Copies of trained parameters: one per edit, so that independent edits train side by side, or of whole blocks.
 
 The rows of edit e pass through copy e; everything else of the model is shared. A copy, its gradient and Adam's two
 moments take four times the size of the trained parameters per edit.
@@ -20,6 +20,7 @@ from edit_hooks.deltas.placement import on_cpu
 from edit_hooks.modeling.architectures import is_transposed, linear_of, weight_of
 from edit_hooks.modeling.hooks import forward_replaced
 from edit_hooks.modeling.tensors import at_least_float32
+from edit_hooks.utils.scopes import undone
 
 
 class WeightCopies:
@@ -91,8 +92,63 @@ class WeightCopies:
         Many edits finish before the first of them is stored, and each has the size of the trained parameters.
         """
         dense = {name: leaf.detach()[edit] - self.start[name] for name, leaf in self.leaves.items()}
-        ratio = _total_norm(dense.values()) / _total_norm(self.start.values())
-        return Delta(dense=on_cpu(dense), diagnostics={**diagnostics, "update_norm_ratio": ratio})
+        return _delta(dense, self.start, diagnostics)
+
+
+class BlockCopies:
+    """Float32 copies of all parameters of some blocks, for one edit: attention, MLP, norms, biases where there are any.
+
+    Attributes:
+        leaves: parameter name -> its copy.
+        modules: names of the modules that hold them.
+    """
+
+    def __init__(self, model: nn.Module, block_names: Sequence[str]) -> None:
+        self.start: dict[str, torch.Tensor] = {}
+        self._owners: dict[str, tuple[nn.Module, str]] = {}
+        self.modules: list[str] = []
+        for block in block_names:
+            for name, module in model.get_submodule(block).named_modules(prefix=block):
+                own = dict(module.named_parameters(recurse=False))
+                self.modules += [name] if own else []
+                for leaf, parameter in own.items():
+                    self.start[f"{name}.{leaf}"] = at_least_float32(parameter.detach())
+                    self._owners[f"{name}.{leaf}"] = module, leaf
+        self.leaves = {name: tensor.clone().requires_grad_() for name, tensor in self.start.items()}
+
+    @contextlib.contextmanager
+    def used_by_model(self) -> Iterator[None]:
+        """Compute with the copies inside the scope; the model's own parameters do not change."""
+        own = {name: module._parameters[leaf] for name, (module, leaf) in self._owners.items()}
+
+        def restore() -> None:
+            for name, (module, leaf) in self._owners.items():
+                module.__dict__.pop(leaf, None)
+                module._parameters[leaf] = own[name]
+
+        with undone(restore):
+            for name, (module, leaf) in self._owners.items():
+                module._parameters[leaf] = None  # not deleted: the order of a module's parameters stays
+                module.__dict__[leaf] = self.leaves[name].to(getattr(own[name], "dtype", None))
+            yield
+
+    @torch.no_grad()
+    def project(self, radius: float | None) -> None:
+        """Clip every entry to the l-infinity ball around its initial value."""
+        if radius is not None:
+            for name, leaf in self.leaves.items():
+                leaf.clamp_(self.start[name] - radius, self.start[name] + radius)
+
+    def delta(self, diagnostics: dict[str, Any]) -> Delta:
+        """The change of all parameters since the start, on the CPU."""
+        return _delta(
+            {name: leaf.detach() - self.start[name] for name, leaf in self.leaves.items()}, self.start, diagnostics
+        )
+
+
+def _delta(dense: dict[str, torch.Tensor], start: dict[str, torch.Tensor], diagnostics: dict[str, Any]) -> Delta:
+    ratio = _total_norm(dense.values()) / _total_norm(start.values())
+    return Delta(dense=on_cpu(dense), diagnostics={**diagnostics, "update_norm_ratio": ratio})
 
 
 def keep_edits(leaf: torch.Tensor, keep_E: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor:
