@@ -77,6 +77,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
     kind of editor                         hooks that it overrides
     =====================================  =========================================================================
     any                                    ``check_request``, ``warnings``, ``guesses``
+    carries state through a stream         ``condensed``, ``most_state_bytes``
     chooses blocks in its own way          ``default_layers``, ``names_layers``, ``layer_settings``
     edits other maps than MLP outputs      ``target_modules``
     samples texts with the seed            ``fill_sampled_settings``, ``known_contexts``
@@ -407,6 +408,21 @@ class Editor(abc.ABC, Generic[ConfigT]):
     @abc.abstractmethod
     def compute(self, job: EditJob[ConfigT]) -> list[Delta]:
         """Compute one delta per group of ``job.groups``, with ``diagnostics``."""
+
+    def condensed(self, model: nn.Module, history: Sequence[Delta]) -> list[Delta]:
+        """Hook: the history of a stream without what later steps do not read.
+
+        A runner calls it after every step, with what it returned for the steps before and the new one. Later edits have
+        the result as their history, and must be the same bit for bit. By default the updates of the new step leave,
+        unless the editor reads them (:attr:`reads_past_updates`).
+        """
+        if self.reads_past_updates or not history:
+            return list(history)
+        return [*history[:-1], dataclasses.replace(history[-1], factors={}, dense={}, masks={})]
+
+    def most_state_bytes(self, model: nn.Module) -> int | None:
+        """Hook: the largest size of what a stream carries from step to step; ``None`` if it grows without bound."""
+        return None
 
     def warnings(self, job: EditJob[ConfigT], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
         """Hook: warnings about a finished edit of these requests.

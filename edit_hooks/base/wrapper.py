@@ -121,14 +121,21 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
     ) -> Mapping[str, int]:
         return self.base.other_lengths(tokenizer, request, model)
 
-    def base_edits(self, job: EditJob[WrapperConfigT]) -> list[Delta]:
-        """Compute the base editor's deltas for the same job."""
+    def most_state_bytes(self, model: nn.Module) -> int | None:
+        return self.base.most_state_bytes(model)
+
+    def base_edits(self, job: EditJob[WrapperConfigT], history: Sequence[Delta] | None = None) -> list[Delta]:
+        """Compute the base editor's deltas for the same job.
+
+        Args:
+            history: the earlier steps as the base editor made them; by default those of the job.
+        """
         return self.base.edit(
             job.model,
             job.tokenizer,
             job.requests,
             joint=job.joint,
-            history=job.history,
+            history=job.history if history is None else history,
             progress=job.progress,
             measure=False,
         )

@@ -80,3 +80,6 @@ class _ScaledIdentity(SecondMoment):
 
     def metric_product(self, keys_EF: torch.Tensor) -> torch.Tensor:
         return keys_EF / self.scale
+
+    def root(self, width: int) -> torch.Tensor | None:
+        return self.scale**0.5 * torch.eye(width, dtype=torch.float64)

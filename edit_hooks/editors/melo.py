@@ -224,6 +224,11 @@ class MELO(Editor[MELOConfig]):
     def warnings(self, job: EditJob[MELOConfig], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
         return radius_warnings(delta.diagnostics["radius"], delta.diagnostics["query_norm"], job.model)
 
+    def condensed(self, model: nn.Module, history: Sequence[Delta]) -> list[Delta]:
+        """The database so far: every step holds all points of the clusters, so steps together grow quadratically."""
+        hook_edit = HookEdit.combine(delta.hook_edit for delta in history)
+        return [Delta(hook_edit=hook_edit)] if hook_edit else []
+
     def compute(self, job: EditJob[MELOConfig]) -> list[Delta]:
         """Train independent edits in one batch, each on its own copy of the database."""
         model, config = job.model, job.config

@@ -31,9 +31,12 @@ model.
 
 With ``carry_keys`` the keys K_p of earlier steps of a stream join the system, lambda C + K_p K_p^T + K K^T
 ("MEMIT_seq" of the AlphaEdit release). They are read with the step's edits in place and stored in
-``Delta.stream_state``.
+``Delta.stream_state``. From f / 2 keys on, memory and time per step stay constant
+(:mod:`edit_hooks.locate.streams.carried_keys`). A fact that is edited again counts twice in the system, so that at most
+half of its new residual is written. ``stream: exact`` corrects and deletes facts exactly, and leaves the weights of one
+joint edit at every step (:mod:`edit_hooks.locate.streams.exact`).
 
-Shapes: E requests of the call, U requests of one delta, P keys of earlier steps, N context templates.
+Shapes: E requests of the call, U requests of one delta, N context templates.
 """
 
 from __future__ import annotations
@@ -45,27 +48,30 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.editor import EditJob
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
+from edit_hooks.deltas.placement import on_cpu
 from edit_hooks.locate.editor import (
     CONTEXT_TEMPLATES_HELP,
     MEMIT_CONTRACT_SETTINGS,
     SECOND_MOMENTS_HELP,
     LocateThenEditConfig,
     LocateThenEditEditor,
+    batch_diagnostics,
     check_reach,
     forward_maker,
-    value_diagnostics,
     value_settings,
 )
-from edit_hooks.locate.key_reader import LayerActivations, read_rows
+from edit_hooks.locate.key_reader import LayerActivations, mean_keys, read_rows
 from edit_hooks.locate.post_norm import nearest_outputs
 from edit_hooks.locate.rows import TokenRow
-from edit_hooks.locate.solve import KeyMetric, SecondMoment, ridge_keys
+from edit_hooks.locate.solve import KeyMetric, SecondMoment
+from edit_hooks.locate.streams.carried_keys import FACTS, CarriedKeys, KeySystem, fact_of, key_name
+from edit_hooks.locate.streams.exact import NEEDS_ONE_LAYER, EditedMatrix, ExactStream
 from edit_hooks.locate.value_batch import Site, ValueProblem
 from edit_hooks.locate.value_optimization import OptimizedValue, optimize_values
 from edit_hooks.modeling.architectures import (
@@ -73,13 +79,20 @@ from edit_hooks.modeling.architectures import (
     is_transposed,
     map_shape,
     num_layers,
+    unwrapped,
     weight_of,
 )
 from edit_hooks.modeling.weights import weight_norm
+from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import POSITIVE
 
 DEFAULT_WRITTEN_SHARE = 0.8
+REPEATED_FACT_WARNING = (
+    "a fact is edited again in a stream that carries keys: its key counts twice in the system, as in the release, so "
+    "at most half of the correction is written (written_share) and the rest is the old target. stream=exact, with one "
+    "layer, corrects it whole; carry_keys=false does, too, and protects no earlier edit."
+)
 
 
 @dataclass(kw_only=True)
@@ -103,11 +116,18 @@ class MEMITConfig(LocateThenEditConfig):
         default="auto",
     )
     carry_keys: bool = config_field("in a stream, protect the keys of earlier steps", default=False)
+    stream: Literal["released", "exact"] = config_field(
+        "steps of a stream; released: each is made on the edited model; exact: each leaves the weights of one joint "
+        "edit of all facts so far, a fact that is edited again is corrected, and facts can be deleted (one layer)",
+        default="released",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.layers is not None and list(self.layers) != sorted(set(self.layers)):
             raise EditingError(f"'layers' is {self.layers}; give each layer once, in ascending order.")
+        if self.stream == "exact":
+            self.require_one_layer(NEEDS_ONE_LAYER)
 
 
 MEMITConfigT = TypeVar("MEMITConfigT", bound=MEMITConfig)
@@ -124,6 +144,16 @@ class ResidualSpreadingEditor(LocateThenEditEditor[MEMITConfigT]):
     supports_joint = True
     num_default_layers: int = 5
     measures_output: bool = False
+
+    def __init__(self, overrides: Settings | None = None) -> None:
+        super().__init__(overrides)
+        self.reads_past_updates = self.config_class.from_mapping(self.overrides).stream == "exact"
+
+    def default_config(self, model: nn.Module) -> MEMITConfigT:
+        config = super().default_config(model)
+        if config.stream == "exact":
+            config.require_one_layer(NEEDS_ONE_LAYER)
+        return config
 
     def default_layers(self, model_config: PretrainedConfig) -> list[int]:
         """Consecutive blocks up to about a quarter of the depth, as published."""
@@ -146,12 +176,99 @@ class ResidualSpreadingEditor(LocateThenEditEditor[MEMITConfigT]):
         through_norm = uses_norm(job.model, job.config)
         problems = self.problems(job)
         check_reach(job, problems, job.config.edited_layers[-1])
-        values = self.optimize(job, problems, "mlp" if through_norm else "block")
-        update = _LayerwiseUpdate(self, job, [list(rows) for rows, _ in problems], values, through_norm)
-        metrics = self.constraints(job.model)
-        for index, layer in enumerate(job.config.edited_layers):
-            update.write(index, layer, metrics[layer])
+        exact = self.exact_stream(job.model, job.config, job.history) if job.config.stream == "exact" else None
+        with exact.unedited(job.model) if exact else contextlib.nullcontext():
+            values = self.optimize(job, problems, "mlp" if through_norm else "block")
+            update = _LayerwiseUpdate(self, job, [list(rows) for rows, _ in problems], values, through_norm)
+            metrics = self.constraints(job.model)
+            for index, layer in enumerate(job.config.edited_layers):
+                update.write(index, layer, metrics[layer], exact)
         return update.finish()
+
+    # -- streams -------------------------------------------------------------------------------------------------------
+
+    def condensed(self, model: nn.Module, history: Sequence[Delta]) -> list[Delta]:
+        inner = unwrapped(model)
+        config = self._resolved[inner]
+        if config.stream == "exact":
+            return [self.exact_stream(inner, config, history).condensed()] if history else []
+        if not config.carry_keys:
+            return []
+        state: dict[str, torch.Tensor] = {}
+        for layer in config.edited_layers:
+            state |= self.carried_keys(inner, config, history, layer).state(layer)
+        facts = dict.fromkeys(fact for delta in history for fact in delta.meta.get(FACTS, ()))
+        return [Delta(stream_state=state, meta={FACTS: list(facts)})] if state else []
+
+    def carried_keys(self, model: nn.Module, config: MEMITConfigT, history: Sequence[Delta], layer: int) -> CarriedKeys:
+        """The keys of a layer that the steps of a stream left; none without ``carry_keys``."""
+        metric = self.constraints(model)[layer]
+        width = map_shape(model.get_submodule(architecture_of(model).rewrite_name(layer)))[1]
+        steps = history if config.carry_keys else ()
+        return CarriedKeys.after(steps, layer, width, metric, lambda keys_UF: self.ridge(metric, keys_UF, config))
+
+    def exact_stream(self, model: nn.Module, config: MEMITConfigT, history: Sequence[Delta]) -> ExactStream:
+        """The state of a stream under ``stream: exact``.
+
+        Raises:
+            EditingError: the ridge depends on the keys of a step.
+        """
+        (layer,) = config.edited_layers
+        metric, name = self.constraints(model)[layer], architecture_of(model).rewrite_name(layer)
+        matrix = EditedMatrix(layer, name, model.get_submodule(name))
+        one_UF = torch.ones(1, map_shape(matrix.module)[1], dtype=torch.float64)
+        ridges = {self.ridge(metric, keys_UF, config) for keys_UF in (one_UF, 2 * one_UF.expand(2, -1))}
+        start = ExactStream.start(matrix, metric, ridges.pop() if len(ridges) == 1 else None)
+        return start.after(history)
+
+    @torch.no_grad()
+    def remove(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        requests: Sequence[EditRequest],
+        history: Sequence[Delta],
+    ) -> Delta:
+        """Compute the delta that deletes facts of a stream, exactly as if they had never been written.
+
+        Subtracting the delta of a fact's own step is not the same: later steps were solved in its presence.
+
+        Args:
+            requests: facts by prompt and subject; their targets play no role.
+            history: all steps so far, applied to the weights.
+
+        Raises:
+            EditingError: without ``stream: exact``, and for facts that the stream does not have.
+        """
+        inner = unwrapped(model)
+        config = self.resolve_config(inner, tokenizer)
+        if config.stream != "exact":
+            raise EditingError(
+                "facts can be removed from a stream that was made with stream=exact; elsewhere only whole steps can be "
+                "undone, by applying the others alone."
+            )
+        (layer,) = config.edited_layers
+        job = EditJob(inner, tokenizer, config, list(requests), True, list(history), lambda count: None)
+        exact = self.exact_stream(inner, config, history)
+        rows = [list(rows) for rows, _ in self.problems(job)]
+        with exact.unedited(inner):
+            activations = read_rows(inner, [row for of_request in rows for row in of_request], [layer], layer)
+        delta = exact.matrix.delta(exact.removal(mean_keys(activations.keys_RF[layer], len(rows)).double(), requests))
+        delta.meta = {"editor": self.name, "config": config.to_dict(), "requests": []}
+        delta.meta["removed"] = [request.to_dict() for request in requests]
+        delta.stream_state = on_cpu(delta.stream_state)
+        return delta
+
+    # -- hooks of variants ---------------------------------------------------------------------------------------------
+
+    def warnings(self, job: EditJob[MEMITConfigT], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
+        warnings = super().warnings(job, requests, delta)
+        if job.config.carry_keys and job.config.stream == "released":
+            earlier = {fact for step in job.history for fact in step.meta.get(FACTS, ())}
+            facts = [fact_of(request) for request in requests]
+            if len(set(facts)) < len(facts) or not earlier.isdisjoint(facts):
+                warnings.append(REPEATED_FACT_WARNING)
+        return warnings
 
     def optimize(
         self, job: EditJob[MEMITConfigT], problems: Sequence[ValueProblem], site: Site
@@ -191,14 +308,6 @@ def uses_norm(model: PreTrainedModel, config: MEMITConfig) -> bool:
     return has_norm and config.residual_mode != "faithful"
 
 
-def key_weights(num_templates: int) -> torch.Tensor:
-    """Weights [N] of the key mean: half for the bare prompt, half for the others."""
-    if num_templates == 1:
-        return torch.ones(1, dtype=torch.float64)
-    others = torch.full((num_templates - 1,), 0.5 / (num_templates - 1), dtype=torch.float64)
-    return torch.cat([torch.tensor([0.5], dtype=torch.float64), others])
-
-
 class _Readings(NamedTuple):
     """Activations of all requests under the updates so far.
 
@@ -231,6 +340,7 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
         through_norm: bool,
     ) -> None:
         self.editor, self.model, self.config, self.history = editor, job.model, job.config, job.history
+        self.requests = job.requests
         self.rows, self.values, self.through_norm = rows, values, through_norm
         self.arch = architecture_of(job.model)
         self.layers = job.config.edited_layers
@@ -246,12 +356,8 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
     def read(self, layers: Sequence[int]) -> _Readings:
         """Read all requests under the updates so far."""
         activations = self._read_in_weights(layers) if self.reads_in_weights else self._read_per_row(layers)
-        weights_N = key_weights(len(self.rows[0])).to(activations.hidden_RD.device)
-        shape = (len(self.rows), len(weights_N), -1)
-        keys_EF = {
-            layer: torch.einsum("n,enf->ef", weights_N.to(keys_RF.dtype), keys_RF.view(shape))
-            for layer, keys_RF in activations.keys_RF.items()
-        }
+        shape = (len(self.rows), len(self.rows[0]), -1)
+        keys_EF = {layer: mean_keys(keys_RF, len(self.rows)) for layer, keys_RF in activations.keys_RF.items()}
         outputs_ED = {layer: outputs_RD.view(shape)[:, 0] for layer, outputs_RD in activations.outputs_RD.items()}
         return _Readings(keys_EF, outputs_ED, activations.hidden_RD.view(shape)[:, 0])
 
@@ -272,22 +378,21 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def write(self, index: int, layer: int, metric: KeyMetric) -> None:
+    def write(self, index: int, layer: int, metric: KeyMetric, exact: ExactStream | None = None) -> None:
         """Add the factor of ``layer``, the ``index``-th edited one, to every delta."""
         readings = self.read(sorted({layer, self.layers[-1]}))
         keys_EF = readings.keys_EF[layer].double()
         change_ED = self._output_change(index, layer, readings)
-        past_PF = self._past_keys(layer).to(keys_EF)
-        products = metric.metric_product(torch.cat([past_PF, keys_EF]))
-        past_products_PF, products_EF = products[: len(past_PF)], products[len(past_PF) :]
+        past = self.editor.carried_keys(self.model, self.config, () if exact else self.history, layer)
+        system = KeySystem(metric, past, keys_EF)
         for group, delta in zip(self.groups, self.deltas, strict=True):
-            # Past keys join the system with a residual of zero, so only the rows of the new keys are written.
-            right_UF = ridge_keys(
-                torch.cat([past_PF, keys_EF[group]]),
-                torch.cat([past_products_PF, products_EF[group]]),
-                self.editor.ridge(metric, keys_EF[group], self.config),
-            )[len(past_PF) :]
-            self._add_factor(delta, layer, change_ED[group], right_UF)
+            left_UD = change_ED[group]
+            if exact:
+                requests = [self.requests[edit] for edit in group]
+                left_UD, right_UF, delta.stream_state = exact.step(keys_EF[group], left_UD, requests)
+            else:
+                right_UF = system.right_factors(group, self.editor.ridge(metric, keys_EF[group], self.config))
+            self._add_factor(delta, layer, left_UD, right_UF)
             written_share = (keys_EF[group] * right_UF).sum(1).mean()  # s / (ridge + s) for a single edit
             delta.diagnostics.setdefault("layers", []).append(
                 {
@@ -301,7 +406,7 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
                 delta.intermediates |= {
                     f"keys.layer{layer}": keys_EF[group],
                     f"adj_k.layer{layer}": right_UF.T,
-                    f"resid.layer{layer}": change_ED[group].T,
+                    f"resid.layer{layer}": left_UD.T,
                 }
 
     def _output_change(self, index: int, layer: int, readings: _Readings) -> torch.Tensor:
@@ -360,14 +465,6 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
         gram = (left.T.double() @ left.double()) * (right.T.double() @ right.double())
         return float(gram.sum().clamp(min=0).sqrt()) / weight_norm(self.model.get_submodule(name))
 
-    def _past_keys(self, layer: int) -> torch.Tensor:
-        """Keys [P, f] of the earlier steps of the stream; none without ``carry_keys``."""
-        name = _key_name(layer)
-        keys = [delta.stream_state[name] for delta in self.history if name in delta.stream_state]
-        if self.config.carry_keys and keys:
-            return torch.cat(keys, 1).T
-        return torch.zeros(0, map_shape(self.model.get_submodule(self.arch.rewrite_name(layer)))[1])
-
     # -- results -------------------------------------------------------------------------------------------------------
 
     def finish(self) -> list[Delta]:
@@ -380,50 +477,17 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
             values = [self.values[index] for index in group]
             layers = delta.diagnostics["layers"]
             delta.diagnostics |= {
-                **_summarize(values),
+                **batch_diagnostics(values),
                 "constraint": layers[0]["constraint"],
                 "update_norm_ratio": max(record["update_norm_ratio"] for record in layers),
                 # 0: h^L reached z; 1: it did not move; above 1: it overshot.
                 "distance_left": float((left_E / distance_E)[group].mean()),
                 "residual_mode": "normalized" if self.through_norm else "faithful",
             }
-            if self.config.carry_keys:
-                delta.stream_state |= {_key_name(layer): readings.keys_EF[layer][group].T for layer in self.layers}
+            if self.config.carry_keys and self.config.stream == "released":
+                delta.stream_state |= {key_name(layer): readings.keys_EF[layer][group].T for layer in self.layers}
+                delta.meta[FACTS] = [fact_of(self.requests[edit]) for edit in group]
             if self.config.keep_intermediates:
                 delta.intermediates["z"] = self.target_ED[group]
                 delta.intermediates["z_delta"] = torch.stack([value.delta_D for value in values])
         return self.deltas
-
-
-def _key_name(layer: int) -> str:
-    """Name of a layer's keys in ``Delta.stream_state``."""
-    return f"keys.layer{layer}"
-
-
-def _summarize(values: Sequence[OptimizedValue]) -> dict[str, Any]:
-    """Diagnostics of the value optimizations behind one delta.
-
-    For a joint batch: means over its requests, the extremes that show a failed one, and the mean loss curve.
-    """
-    records = [value_diagnostics(value) for value in values]
-    if len(values) == 1:
-        return {**records[0], "losses": values[0].losses}
-
-    def mean(name: str) -> float:
-        return sum(record[name] for record in records) / len(records)
-
-    steps = max(len(value.losses) for value in values)
-    curves = [[record["loss"] for record in value.losses] for value in values]
-    padded = [curve + [curve[-1]] * (steps - len(curve)) for curve in curves]  # a stopped request keeps its loss
-    losses = [{"loss": sum(column) / len(column)} for column in zip(*padded, strict=True)]
-    return {
-        "num_requests": len(records),
-        "final_loss": losses[-1]["loss"],
-        "final_loss_worst": max(record["final_loss"] for record in records),
-        **{name: mean(name) for name in ("final_nll", "initial_nll", "delta_norm_ratio")},
-        "steps": max(record["steps"] for record in records),
-        "stop_reason": "loss" if all(record["stop_reason"] == "loss" for record in records) else "steps",
-        "num_clamped": sum(record["clamped"] for record in records),
-        "clamped": any(record["clamped"] for record in records),
-        "losses": losses,
-    }

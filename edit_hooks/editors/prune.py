@@ -14,6 +14,9 @@ in ``Delta.stream_state``, and the base editor sees the unrestrained weights. Wi
 a step's delta is its raw update + G(sum with it) - G(sum before it). As a difference of two restrained sums it would
 have the rank of both, so that a stream of N edits would take N^2 columns. Past deltas are not read.
 
+``aligned`` is the form of OTE-SE: each update is restrained by itself, together with what earlier steps left out
+(:mod:`edit_hooks.base.error_feedback`).
+
 F is continuous at s_max with slope 1 / (s_max ln a). Where s_max < 1 / ln a (1 for a = e, 5.5 for a = 1.2), values just
 above s_max are therefore enlarged, in the release too; ``safe`` takes min(s, F(s)).
 """
@@ -32,12 +35,22 @@ from torch import nn
 
 from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.editor import EditJob
+from edit_hooks.base.error_feedback import (
+    Remainder,
+    condense_aligned,
+    raw_state,
+    raw_update,
+    require_exact_base,
+    with_raw_updates,
+    with_remainder,
+)
 from edit_hooks.base.wrapper import PostProcessingEditor, WrapperConfig
 from edit_hooks.deltas.apply import edited, read_parameter
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import largest_norm_ratio
 from edit_hooks.deltas.placement import beside_weights, on_cpu, placed
 from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
+from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
@@ -63,6 +76,16 @@ class PRUNEConfig(WrapperConfig):
         "a, the base of function=log; the paper tries e, 2, 1.5 and 1.2 (weakest)", within=ABOVE_ONE, default=math.e
     )
     safe: bool = config_field("never enlarge a singular value: min(s, F(s))", default=False)
+    aligned: bool = config_field(
+        "in a stream, restrain each update with what earlier steps left out added to it, in place of the sum of all; "
+        "needs stream=exact in base_settings",
+        default=False,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.aligned:
+            require_exact_base(self)
 
 
 def restrain(values: torch.Tensor, largest: float, config: PRUNEConfig) -> torch.Tensor:
@@ -126,7 +149,20 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
             str, tuple[str, RestrainedUpdate]
         ] = {}  # by parameter: key of a dense sum, its restraint
 
+    def condensed(self, model: nn.Module, history: Sequence[Delta]) -> list[Delta]:
+        if not self._resolved[unwrapped(model)].aligned:
+            return super().condensed(model, history)
+        condensed = condense_aligned(self.base, model, history, STATE_PREFIX)
+        for delta in condensed:  # the original singular values
+            delta.meta[STATE_PREFIX] = {k: v for step in history for k, v in step.meta.get(STATE_PREFIX, {}).items()}
+        return condensed
+
+    def most_state_bytes(self, model: nn.Module) -> int | None:
+        return None  # the raw updates of all steps
+
     def compute(self, job: EditJob[PRUNEConfig]) -> list[Delta]:
+        if job.config.aligned:
+            return self._aligned(job)
         # Raw updates are saved with the stream's state, on the CPU; dense ones are moved one at a time.
         past = [_raw_update(delta) for delta in job.history]
         past = [placed(job.model, raw) if raw.is_low_rank else raw for raw in past]
@@ -135,8 +171,26 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
         for name, restrained in before.items():
             _add(to_raw, name, [_negative(restrained.excess)])
         with edited(job.model, to_raw) if to_raw.writes else contextlib.nullcontext():
-            raw_deltas = self.base_edits(job)
+            raw_deltas = self.base_edits(job, with_raw_updates(job.history, STATE_PREFIX))
         return [self._restrain_delta(job, raw, past, before) for raw in raw_deltas]
+
+    @torch.no_grad()
+    def _aligned(self, job: EditJob[PRUNEConfig]) -> list[Delta]:
+        """Updates with the remainder of the earlier steps, each restrained by itself."""
+        remainder = Remainder(STATE_PREFIX).after(job.model, job.history)
+        with remainder.added(job.model):
+            raws = self.base_edits(job, with_raw_updates(job.history, STATE_PREFIX))
+        deltas = [with_remainder(job.model, raw, remainder) for raw in raws]
+        for delta in deltas:
+            reports: dict[str, SingularValueReport] = {}
+            for name, update in delta.dense.items():
+                largest = self._largest_original(name, read_parameter(job.model, name), job.history)
+                excess, reports[name] = _restrain_dense(update, largest, job.config)
+                delta.dense[name] = (update + excess).cpu()
+                _warn_if_enlarged(name, reports[name])
+            delta.diagnostics |= {"prune": reports, "update_norm_ratio": largest_norm_ratio(job.model, delta)}
+            delta.meta[STATE_PREFIX] = {name: report["largest_original"] for name, report in reports.items()}
+        return deltas
 
     @torch.no_grad()
     def _restrain_delta(
@@ -145,7 +199,7 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
         """The restrained sum with this step minus the one that the weights hold."""
         raw = placed(job.model, raw)
         delta = Delta(
-            stream_state={**raw.stream_state, **_stream_state(raw)},
+            stream_state={**raw.stream_state, **raw_state(raw, STATE_PREFIX)},
             diagnostics=raw.diagnostics,
             meta=raw.meta,
             intermediates=raw.intermediates,
@@ -347,31 +401,9 @@ def _warn_if_enlarged(name: str, report: SingularValueReport) -> None:
         )
 
 
-# -- raw updates of a stream -------------------------------------------------------------------------------------------
-
-
 def _raw_update(delta: Delta) -> Delta:
     """The unrestrained update behind a delta of this editor."""
-    raw = Delta()
-    for name, tensor in delta.stream_state.items():
-        prefix, _, rest = name.partition("/")
-        part, _, target = rest.partition("/")
-        if prefix == STATE_PREFIX and part == "dense":
-            raw.dense[target] = tensor
-        elif prefix == STATE_PREFIX and part in ("left", "left_transposed"):
-            raw.factors[target] = Factor(tensor, delta.stream_state[f"{STATE_PREFIX}/right/{target}"], part != "left")
+    raw = raw_update(delta, STATE_PREFIX)
     if not raw.dense and not raw.factors:
         raise EditingError("a delta of the history was not made by PRUNE; a stream has one editor throughout.")
     return raw
-
-
-def _stream_state(raw: Delta) -> dict[str, torch.Tensor]:
-    """The tensors that :func:`_raw_update` reads back."""
-    if not raw.is_low_rank:
-        return {f"{STATE_PREFIX}/dense/{name}": update for name, update in raw.weights().items()}
-    stream_state = {}
-    for name, factor in raw.factors.items():
-        part = "left_transposed" if factor.transposed else "left"
-        stream_state[f"{STATE_PREFIX}/{part}/{name}"] = factor.left
-        stream_state[f"{STATE_PREFIX}/right/{name}"] = factor.right
-    return stream_state

@@ -22,27 +22,42 @@ happens after the base editor has finished all its layers.
 With z = floor((1 - keep) n), the threshold is the z-th smallest score. ``at_threshold: keep`` zeroes the scores below
 it, z - 1 entries without ties. ``zero`` zeroes exactly z entries; of several scores equal to the threshold, those that
 come first in the stored weight, where the release leaves the choice to the partition algorithm of numpy.
+
+In a stream the released form forgets what the masks left out. With ``aligned`` it is written with the next step
+(:mod:`edit_hooks.base.error_feedback`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Literal
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.editor import EditJob
+from edit_hooks.base.error_feedback import (
+    Remainder,
+    condense_aligned,
+    require_exact_base,
+    with_raw_updates,
+    with_remainder,
+)
 from edit_hooks.base.wrapper import PostProcessingEditor, WrapperConfig
 from edit_hooks.deltas.apply import read_parameter
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.norms import largest_norm_ratio
 from edit_hooks.deltas.placement import beside_weights
 from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
+from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.tensors import pack_bits
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE_SHARE
+
+STATE_PREFIX = "rect"  # of the raw updates in saved edits
 
 
 @dataclass(kw_only=True)
@@ -55,6 +70,15 @@ class RECTConfig(WrapperConfig):
         "the entry at the threshold; keep: it remains, with its ties; zero: exactly the share 1 - keep is zeroed",
         default="keep",
     )
+    aligned: bool = config_field(
+        "in a stream, add what the masks of earlier steps left out before masking; needs stream=exact in base_settings",
+        default=False,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.aligned:
+            require_exact_base(self)
 
 
 class RECT(PostProcessingEditor[RECTConfig]):
@@ -74,8 +98,21 @@ class RECT(PostProcessingEditor[RECTConfig]):
         super().__init__(overrides)
         self.reads_past_updates = self.base.reads_past_updates
 
+    def condensed(self, model: nn.Module, history: Sequence[Delta]) -> list[Delta]:
+        if not self._resolved[unwrapped(model)].aligned:
+            return self.base.condensed(model, history)
+        return condense_aligned(self.base, model, history, STATE_PREFIX)
+
+    def most_state_bytes(self, model: nn.Module) -> int | None:
+        return None if self._resolved[unwrapped(model)].aligned else super().most_state_bytes(model)
+
     def compute(self, job: EditJob[RECTConfig]) -> list[Delta]:
-        return [_sparsify(job.model, delta, job.config) for delta in self.base_edits(job)]
+        if not job.config.aligned:
+            return [_sparsify(job.model, delta, job.config) for delta in self.base_edits(job)]
+        remainder = Remainder(STATE_PREFIX).after(job.model, job.history)
+        with remainder.added(job.model):
+            raws = self.base_edits(job, with_raw_updates(job.history, STATE_PREFIX))
+        return [_sparsify(job.model, with_remainder(job.model, raw, remainder), job.config) for raw in raws]
 
 
 @torch.no_grad()

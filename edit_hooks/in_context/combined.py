@@ -100,6 +100,12 @@ class EditorWithContext(Editor[CombinedConfig]):
     ) -> Mapping[str, int]:
         return self.base.other_lengths(tokenizer, request, model)
 
+    def condensed(self, model: nn.Module, history: Sequence[Delta]) -> list[Delta]:
+        return self.base.condensed(model, history)
+
+    def most_state_bytes(self, model: nn.Module) -> int | None:
+        return self.base.most_state_bytes(model)
+
     def edit(
         self,
         model: nn.Module,

@@ -361,3 +361,32 @@ def value_diagnostics(value: OptimizedValue) -> dict[str, Any]:
         "clamped": value.clamped,
         "delta_norm_ratio": float(value.delta_D.norm() / value.v0_D.norm()),
     }
+
+
+def batch_diagnostics(values: Sequence[OptimizedValue]) -> dict[str, Any]:
+    """Diagnostics of the value optimizations behind one delta.
+
+    For a joint batch: means over its requests, the extremes that show a failed one, and the mean loss curve.
+    """
+    records = [value_diagnostics(value) for value in values]
+    if len(values) == 1:
+        return {**records[0], "losses": values[0].losses}
+
+    def mean(name: str) -> float:
+        return sum(record[name] for record in records) / len(records)
+
+    steps = max(len(value.losses) for value in values)
+    curves = [[record["loss"] for record in value.losses] for value in values]
+    padded = [curve + [curve[-1]] * (steps - len(curve)) for curve in curves]  # a stopped request keeps its loss
+    losses = [{"loss": sum(column) / len(column)} for column in zip(*padded, strict=True)]
+    return {
+        "num_requests": len(records),
+        "final_loss": losses[-1]["loss"],
+        "final_loss_worst": max(record["final_loss"] for record in records),
+        **{name: mean(name) for name in ("final_nll", "initial_nll", "delta_norm_ratio")},
+        "steps": max(record["steps"] for record in records),
+        "stop_reason": "loss" if all(record["stop_reason"] == "loss" for record in records) else "steps",
+        "num_clamped": sum(record["clamped"] for record in records),
+        "clamped": any(record["clamped"] for record in records),
+        "losses": losses,
+    }

@@ -108,3 +108,18 @@ def _read_batch(model: Any, rows: Sequence[TokenRow], layers: Sequence[int], las
         outputs_RD={layer: outputs[layer].to(device) for layer in layers},
         hidden_RD=hidden[last].to(device),
     )
+
+
+def mean_keys(keys_RF: torch.Tensor, num_requests: int) -> torch.Tensor:
+    """Weighted means [E, f] of the keys of each request's rows."""
+    keys_ENF = keys_RF.view(num_requests, -1, keys_RF.shape[1])
+    weights_N = key_weights(keys_ENF.shape[1]).to(keys_RF.device)
+    return torch.einsum("n,enf->ef", weights_N.to(keys_RF.dtype), keys_ENF)
+
+
+def key_weights(num_templates: int) -> torch.Tensor:
+    """Weights [N] of the key mean: half for the bare prompt, half for the others."""
+    if num_templates == 1:
+        return torch.ones(1, dtype=torch.float64)
+    others = torch.full((num_templates - 1,), 0.5 / (num_templates - 1), dtype=torch.float64)
+    return torch.cat([torch.tensor([0.5], dtype=torch.float64), others])

@@ -37,6 +37,7 @@ NEARLY_ALL = 0.99  # share of the directions from which a projector counts as ne
 
 
 NOT_IDEMPOTENT = 1e-2  # ||P P - P|| / ||P|| above which a matrix is no projector
+ROUNDED_PROJECTOR = 1e-5  # ||P P - P|| / ||P|| of a projector that was stored in float32
 
 
 PROTECTS_NOTHING = "the projection keeps nearly all directions of the keys, so it protects almost nothing. {remedy}"
@@ -110,6 +111,14 @@ class Projector:
         inside_EF = (keys_EF @ basis_FR) @ basis_FR.T
         return keys_EF - inside_EF if self.is_complement else inside_EF
 
+    def coordinates(self, keys_EF: torch.Tensor) -> torch.Tensor:
+        """P k for every key, [E, f]."""
+        return self.metric_product(keys_EF)
+
+    def root(self, width: int) -> torch.Tensor | None:
+        """The identity, which maps the null space to itself."""
+        return torch.eye(width, dtype=torch.float64)
+
     def describe(self) -> dict[str, Any]:
         """The constraint as it appears in results (JSON-able)."""
         return {"constraint": "null_space", "null_space_share": self.share, "nullspace_threshold": self.threshold}
@@ -129,6 +138,20 @@ class MatrixProjector:
         """P k for every key, [E, f], in the keys' precision."""
         return keys_EF @ self.matrix_FF.to(keys_EF).T
 
+    def coordinates(self, keys_EF: torch.Tensor) -> torch.Tensor:
+        """P k for every key, [E, f]."""
+        return self.metric_product(keys_EF)
+
+    def root(self, width: int) -> torch.Tensor | None:
+        """The identity; ``None`` if P P differs from P by more than the rounding of float32."""
+        return torch.eye(width, dtype=torch.float64) if self.defect < ROUNDED_PROJECTOR else None
+
+    @functools.cached_property
+    def defect(self) -> float:
+        """||P P - P|| / ||P||."""
+        matrix_FF = self.matrix_FF.double()
+        return float((matrix_FF @ matrix_FF - matrix_FF).norm() / matrix_FF.norm())
+
     @functools.cached_property
     def share(self) -> float:
         """rank(P) / f; the trace of a projector is its rank."""
@@ -140,10 +163,8 @@ class MatrixProjector:
 
         It may keep nearly everything or nearly nothing, or be no projector.
         """
-        matrix_FF = self.matrix_FF.double()
-        defect = float((matrix_FF @ matrix_FF - matrix_FF).norm() / matrix_FF.norm())
         warnings = _share_warnings(self.share, OTHER_MATRIX)
-        return [*warnings, NO_PROJECTOR] if defect > NOT_IDEMPOTENT else warnings
+        return [*warnings, NO_PROJECTOR] if self.defect > NOT_IDEMPOTENT else warnings
 
     def check(self, layer: int) -> None:
         """Refuse a projector through which nothing can be written.

@@ -35,6 +35,15 @@ class KeyMetric(Protocol):
     def metric_product(self, keys_EF: torch.Tensor) -> torch.Tensor:
         """M k for every key, [E, f]."""
 
+    def coordinates(self, keys_EF: torch.Tensor) -> torch.Tensor:
+        """The keys as the system of ``root`` has them: k, or M k for a projector M."""
+
+    def root(self, width: int) -> torch.Tensor | None:
+        """Upper triangular R with R^T R = M^-1, [f, f], float64, on the CPU; the identity for a projector.
+
+        ``None`` if there is none to sufficient precision.
+        """
+
     def describe(self) -> dict[str, Any]:
         """The constraint as it appears in results (JSON-able)."""
 
@@ -85,18 +94,33 @@ class SecondMoment:
                     "which adds a small ridge, or collect C from more tokens (lm-edit stats shows how many it had)."
                 )
             return keys_EF @ inverse_FF.T
+        factor_FF = self._cholesky_factor(self.matrix_FF, keys_EF.device).to(keys_EF.device)
+        return torch.cholesky_solve(keys_EF.double().T, factor_FF).T.to(keys_EF.dtype)
+
+    def _cholesky_factor(self, matrix_FF: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Lower Cholesky factor of C, computed on a device at the first call, and kept on the CPU."""
         if self._factor_FF is None:
-            factor_FF, ridge = _cholesky(self.matrix_FF.to(keys_EF.device).double())
+            factor_FF, ridge = _cholesky(matrix_FF.to(device).double())
             self._factor_FF = factor_FF.cpu()  # in main memory: one factor per layer would crowd an accelerator
             if ridge:
                 self._warnings.append(
                     f"the second moment C is singular to working precision; a ridge of {ridge:.1e} is added to it."
                 )
-        return torch.cholesky_solve(keys_EF.double().T, self._factor_FF.to(keys_EF.device)).T.to(keys_EF.dtype)
+        return self._factor_FF
 
     def metric_product(self, keys_EF: torch.Tensor) -> torch.Tensor:
         """C^-1 k for every key, [E, f], solved in float64."""
         return self.solve(keys_EF, "float64")
+
+    def coordinates(self, keys_EF: torch.Tensor) -> torch.Tensor:
+        """The keys themselves."""
+        return keys_EF
+
+    def root(self, width: int) -> torch.Tensor | None:
+        """Upper triangular R with R^T R = C, [f, f], float64, on the CPU."""
+        if self.matrix_FF is None:
+            return torch.eye(width, dtype=torch.float64)
+        return self._cholesky_factor(self.matrix_FF, self.matrix_FF.device).T.contiguous()
 
     def describe(self) -> dict[str, Any]:
         """The constraint as it appears in results (JSON-able)."""

@@ -79,8 +79,12 @@ class Store:
 
     def load_delta(self, description: Description) -> Delta | None:
         """Return the edit stored under this description, or ``None``."""
-        path = self._delta_path(description.key)
-        return self._read(path, lambda: _checked_delta(path, description))
+        return self.load_delta_of_key(description.key)
+
+    def load_delta_of_key(self, key: str) -> Delta | None:
+        """Return the edit whose description has this key, or ``None``."""
+        path = self._delta_path(key)
+        return self._read(path, lambda: _checked_delta(path, key))
 
     def has_delta(self, description: Description) -> bool:
         """Whether there is a file of this edit; it is checked when it is read."""
@@ -206,9 +210,9 @@ def sizes_outside_store(store: Store) -> dict[str, tuple[int, int]]:
     return totals
 
 
-def _checked_delta(path: Path, description: Description) -> Delta:
+def _checked_delta(path: Path, key: str) -> Delta:
     delta = Delta.load(path)
-    if key_of(delta.meta.get("description")) != description.key:
+    if key_of(delta.meta.get("description")) != key:
         raise EditingError(f"{path} was stored under another description")
     return delta
 

@@ -26,6 +26,7 @@ NUM_PACKED = {
     "grace": (8, 8),
     "ike": (2, 0),
     "kn": (7, 7),
+    "loc_ft": (4, 4),
     "lora": (6, 8),
     "melo": (3, 3),
     "memit": (7, 7),
@@ -40,6 +41,7 @@ NUM_PACKED = {
     "serac": (5, 0),
     "serac-import": (1, 1),
     "simie": (3, 5),
+    "stream-equals-batch": (2, 2),
     "ultraedit": (4, 4),
     "wise": (4, 5),
 }

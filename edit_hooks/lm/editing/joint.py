@@ -34,7 +34,7 @@ def write_together(
         history: the edits in the model's weights.
     """
     joint = editor.supports_joint
-    past = [step for delta in history for step in _steps_of(delta)]
+    past = [step for delta in history for step in steps_of(delta)]
     if joint and not isinstance(requests, InTurn):
         (delta,) = editor.edit(model, tokenizer, list(requests), joint=True, history=past, measure=False)
         return delta
@@ -64,7 +64,7 @@ def _as_one(steps: Sequence[Delta]) -> Delta:
     return total
 
 
-def _steps_of(delta: Delta) -> list[Delta]:
+def steps_of(delta: Delta) -> list[Delta]:
     """What an editor reads of a delta in its history: of several steps, the state and metadata of each.
 
     How states add up is known to the editor alone. The updates, whose sum is all that is left of them, are in the last

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
 
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.placement import off_device
@@ -12,40 +11,45 @@ from edit_hooks.store.store import Description, Store
 # Edits that stay in memory, in bytes. On Llama 3 8B one dense update of an MLP output has 235 MB in float32, a side
 # memory 54 MB, so a few hundred cases would fill any machine.
 MOST_BYTES = 4 * 2**30
+# The same for the steps of a stream, of which there can be hundreds of thousands: only later passes read them.
+MOST_STREAM_BYTES, MOST_STREAM_EDITS = 2**28, 1000
 
 
 class LargeEdits:
     """Chooses the edits that stay in memory.
 
-    All are kept on the CPU. The first ones of a run stay, up to :data:`MOST_BYTES`. Of later ones no tensor stays, or
-    only those that later edits read, if the store has them; without a store there is nowhere else to read them from, so
-    all stay.
+    All are kept on the CPU. The first ones of a run stay, up to :data:`MOST_BYTES`. Of later ones no tensor stays, if
+    the store has them; without a store there is nowhere else to read them from, so all stay.
 
     Args:
-        leaves: what leaves memory: ``all`` tensors, or the ``updates`` of weights only, where later edits read the
-            hooks and ``stream_state`` of earlier ones.
+        of_stream: the edits are steps of a stream. Fewer stay, and their metadata and diagnostics leave, too; later
+            steps read what they need elsewhere.
     """
 
-    def __init__(self, store: Store | None, leaves: Literal["all", "updates"] = "all") -> None:
-        self._store = store
-        self._leaves: dict[str, Any] = {"factors": {}, "dense": {}, "masks": {}}
-        if leaves == "all":
-            self._leaves |= {"hook_edit": None, "stream_state": {}}
-        self._num_bytes = 0
-        self._dropped: dict[Delta, tuple[Description, int]] = {}
+    def __init__(self, store: Store | None, *, of_stream: bool = False) -> None:
+        self._store, self._of_stream = store, of_stream
+        self._num_bytes = self._num_kept = 0
+        self._dropped: dict[Delta, tuple[str, int]] = {}  # key in the store, size
 
     def kept(self, delta: Delta, description: Description) -> Delta:
         """What stays in memory of a finished edit that was stored under ``description``, or could not be."""
         delta = off_device(delta)
-        rest = replace(delta, **self._leaves)
-        size = delta.num_bytes - rest.num_bytes
-        if size == 0:
+        if not delta.num_bytes:
             return delta
-        if self._store is None or self._num_bytes + size <= MOST_BYTES or not self._store.has_delta(description):
-            self._num_bytes += size
+        if self._has_room(delta.num_bytes) or self._store is None or not self._store.has_delta(description):
+            self._num_bytes += delta.num_bytes
+            self._num_kept += 1
             return delta
-        self._dropped[rest] = description, size
+        no_tensors = replace(delta, factors={}, dense={}, masks={}, hook_edit=None, stream_state={})
+        rest = Delta() if self._of_stream else no_tensors
+        self._dropped[rest] = description.key, delta.num_bytes
         return rest
+
+    def _has_room(self, size: int) -> bool:
+        if self._of_stream and self._num_kept >= MOST_STREAM_EDITS:
+            return False
+        most = min(MOST_BYTES, MOST_STREAM_BYTES) if self._of_stream else MOST_BYTES
+        return self._num_bytes + size <= most
 
     def __contains__(self, kept: Delta) -> bool:
         """Whether tensors of an edit were dropped."""
@@ -56,10 +60,10 @@ class LargeEdits:
         if kept not in self._dropped:
             return kept
         assert self._store is not None
-        read = self._store.load_delta(self._dropped[kept][0])
+        read = self._store.load_delta_of_key(self._dropped[kept][0])
+        if read is None or self._of_stream:
+            return read
         # what was recorded about the edit since it was stored is in memory only
-        if read is None:
-            return None
         facts = {name: getattr(kept, name) for name in ("effects", "cost", "warnings", "unusable")}
         return replace(read, diagnostics=kept.diagnostics, meta=kept.meta, **facts)
 

@@ -29,6 +29,7 @@ from edit_hooks.lm.editing.cost import measured
 from edit_hooks.lm.editing.joint import modules_behind, write_together
 from edit_hooks.lm.editing.memory_limit import LargeEdits
 from edit_hooks.lm.editing.resolve import resolve_with_store
+from edit_hooks.lm.editing.stream_state import Carried, GrowthWatch, rebuilt
 from edit_hooks.lm.editing.unusable import edit_usable, warn_of_unusable
 from edit_hooks.lm.options.plan import EditPlan
 from edit_hooks.modeling.architectures import unwrapped
@@ -117,8 +118,11 @@ class EditStream:
         self._effects = EditEffects(model, tokenizer) if measured else None
         self.reports: list[EditReport] = []  # on the finished steps
         self.stopped: str | None = None
-        self.deltas: list[Delta] = []  # without the updates of large ones, see `whole`
-        self._large = LargeEdits(store, leaves="updates")
+        self.deltas: list[Delta] = []  # later and large ones are empty, see `whole`
+        self._large = LargeEdits(store, of_stream=True)
+        self._carried = Carried()
+        self._unusable: dict[str, str] = {}
+        self._growth = GrowthWatch(editor.name, len(plan.groups), editor.most_state_bytes(unwrapped(model)))
 
     def _check(self, plan: EditPlan) -> None:
         largest = plan.most_written_together
@@ -142,10 +146,7 @@ class EditStream:
     @property
     def unusable(self) -> dict[str, str]:
         """Request key -> reason for the requests that could not be written, of the plan and of the steps so far."""
-        reasons = dict(self.plan.unusable)
-        for delta in self.deltas:
-            reasons |= delta.unusable
-        return reasons
+        return {**self.plan.unusable, **self._unusable}
 
     @property
     def wrecked_at(self) -> int | None:
@@ -169,6 +170,11 @@ class EditStream:
         return state
 
     @property
+    def carried_bytes(self) -> int:
+        """Size of the tensors that the steps so far leave to the next one."""
+        return self._carried.num_bytes
+
+    @property
     def final_state(self) -> str | None:
         """Fingerprint of the weights after the last step; ``None`` before the first pass."""
         return self.state_after(-1) if self.reports else None
@@ -184,13 +190,10 @@ class EditStream:
             AppliedDeltas(self.model) as applied,
             tqdm(total=self.plan.num_edits, desc=self._label, unit="edit", disable=self.quiet) as bar,
         ):
-            history: list[Delta] = []
             for step, group in enumerate(self.plan.groups):
                 if self.stopped and step >= len(self.reports):
                     break
-                delta = self._write(step, self.plan.usable(group), applied, history)
-                if delta.writes or delta.stream_state or delta in self._large:
-                    history.append(delta)  # a step without a usable request has nothing to carry
+                self._write(step, self.plan.usable(group), applied)
                 bar.update(len(self.plan.usable(group)))
                 visitor(step, applied.runtime_part)
 
@@ -203,21 +206,25 @@ class EditStream:
     def _label(self) -> str:
         return f"Stream of {self.editor.name}"
 
-    def _write(self, step: int, group: RequestGroup, applied: AppliedDeltas, history: list[Delta]) -> Delta:
-        """Apply a step: the delta of an earlier pass, a stored one, or a new one; return what is kept of it."""
+    def _write(self, step: int, group: RequestGroup, applied: AppliedDeltas) -> None:
+        """Apply a step: the delta of an earlier pass, a stored one, or a new one."""
         if step < len(self.deltas):
             applied.add(self.whole(step))
             self._verify(step, applied.state(), self.state_after(step))
-            return self.deltas[step]
+            return
         del self.reports[step:]  # that of a step that was interrupted after it was watched
+        if self._carried.num_steps != step:  # an earlier pass was interrupted between the last two lines
+            self._carried = rebuilt([self.whole(number) for number in range(step)], self.editor, self.model)
         before = self._effects.target_nlls(group, applied.runtime_part)[0] if self._effects else {}
         with self._one_at_a_time():
-            delta = self._load_or_make(step, group, applied, history)
+            delta = self._load_or_make(step, group, applied)
         self._watch(step, group, delta, applied, before)
-        # updates that the editor reads at each step stay whole, and beside their weights
-        kept = delta if self.editor.reads_past_updates else self._large.kept(delta, _description_of(delta))
-        self.deltas.append(kept)  # last: a step that was interrupted is made again by the next pass
-        return kept
+        self._unusable |= delta.unusable
+        carried = self._carried.after(delta, self.editor, self.model)
+        self._growth.check(carried)
+        # last: a step that was interrupted is made again by the next pass
+        self.deltas.append(self._large.kept(delta, _description_of(delta)))
+        self._carried = carried
 
     def whole(self, step: int) -> Delta:
         """The delta of a finished step, from the store if its updates were dropped.
@@ -233,8 +240,8 @@ class EditStream:
             )
         return placed(self.model, delta)
 
-    def _load_or_make(self, step: int, group: RequestGroup, applied: AppliedDeltas, history: list[Delta]) -> Delta:
-        description = self._description(step, group, applied.state(), history)
+    def _load_or_make(self, step: int, group: RequestGroup, applied: AppliedDeltas) -> Delta:
+        description = self._description(step, group, applied.state())
         delta = self.store.load_delta(description) if self.store else None
         if delta is not None:
             # once, where each later step would move it again
@@ -242,7 +249,7 @@ class EditStream:
             applied.add(delta)
             self._verify(step, applied.state(), delta.meta["state_after"])
             return delta
-        delta = self._make(group, applied, history)
+        delta = self._make(group, applied)
         delta.meta |= {"description": description.to_dict(), "state_after": applied.state()}
         if self.store:
             self.store.save_delta(description, delta)
@@ -254,12 +261,14 @@ class EditStream:
             return contextlib.nullcontext()
         return self.store.lock(key_of([self.identity.key, self.editor.name, self.config, self.plan.request_keys])[:16])
 
-    def _make(self, group: RequestGroup, applied: AppliedDeltas, history: list[Delta]) -> Delta:
+    def _make(self, group: RequestGroup, applied: AppliedDeltas) -> Delta:
+        carried = self._carried
+
         def write(requests: Sequence[EditRequest]) -> Delta:
-            return write_together(self.editor, self.model, self.tokenizer, requests, history)
+            return write_together(self.editor, self.model, self.tokenizer, requests, carried.history)
 
         with measured(self.model) as cost:
-            delta, unusable = edit_usable(write, group, edits_made=bool(history))
+            delta, unusable = edit_usable(write, group, edits_made=carried.edits_made)
         try:
             delta.check_finite()
         except EditingError as error:  # the model stays as it is, and so do the edits before this step
@@ -271,12 +280,12 @@ class EditStream:
         applied.add(delta)
         return delta
 
-    def _description(self, step: int, group: RequestGroup, state: str, history: Sequence[Delta]) -> Description:
+    def _description(self, step: int, group: RequestGroup, state: str) -> Description:
         # also of earlier steps, whose state does not show in the weights
         first = self._first_of_several
         modules = modules_behind(self.plan.groups[first]) if step >= first else ()
         # Steps that changed nothing do not show in the weights, but later steps read what they carry.
-        unseen = [delta.checksum() for delta in history if not (delta.writes or delta in self._large)]
+        unseen = list(self._carried.unseen)
         return Description(
             what="stream step",
             model=self.identity.to_dict(),

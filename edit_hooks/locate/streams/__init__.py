@@ -1,0 +1,1 @@
+"""What a stream of closed-form edits carries from step to step."""

@@ -1,0 +1,115 @@
+"""Long streams: constant state and time per step, killed and resumed, and a warning before memory runs out."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+from paths import ROOT
+
+from edit_hooks.lm.editing import memory_limit, stream_state
+from edit_hooks.lm.editing.stream_state import Carried, GrowthWatch
+from edit_hooks.modeling.tensors import read_tensors
+
+SCRIPT = ROOT / "scripts" / "perf" / "long_streams.py"
+
+
+@pytest.fixture
+def long_streams(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    yield importlib.import_module("long_streams")
+    sys.modules.pop("long_streams", None)
+
+
+def test_a_killed_stream_resumes_to_the_same_weights(long_streams, tmp_path, monkeypatch):
+    """Ended after the switch from keys to their factor (beyond 32 of 64); the script itself ends by SIGKILL."""
+    facts, steps = long_streams.requests(42), []
+
+    def kill(pid, signal):
+        steps.extend(tmp_path.rglob("*.safetensors"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(long_streams.os, "kill", kill)
+    with pytest.raises(KeyboardInterrupt):
+        long_streams.measure(long_streams.stream_of("alphaedit", long_streams.QUICK, facts, tmp_path), 7, kill_at=38)
+    assert len(steps) == 38
+    resumed, unbroken = (
+        long_streams.stream_of("alphaedit", long_streams.QUICK, facts, store) for store in (tmp_path, None)
+    )
+    sections = long_streams.measure(resumed, 7)
+    unbroken.make()
+    assert resumed.final_state == unbroken.final_state
+    assert "42 steps" in str(sections[-1])
+    # 64 x 64 numbers and the ridge from the switch on; before it the keys
+    assert [section.state for section in sections[5:]] == [8 * (64**2 + 1)] * 2
+    assert [section.state for section in sections[:5]] == [6 * n * 64 * 4 for n in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("editor", "settings", "state"),
+    [
+        ("memit", {"carry_keys": True, "num_steps": 1, "layers": [1]}, 8 * (64**2 + 1)),
+        ("memit", {"num_steps": 1, "layers": [1]}, 0),
+        ("ultraedit", {}, None),
+        ("ft_m", {"num_steps": 1}, 0),
+        (
+            "rect",
+            {"layers": [1], "base_settings": {"num_steps": 1, "second_moments": None, "carry_keys": True}},
+            8 * (64**2 + 1),
+        ),
+    ],
+)
+def test_the_state_of_a_long_stream_does_not_grow(editor, settings, state, long_streams, tmp_path, monkeypatch):
+    """Finished steps leave memory for the store, and later passes read them there."""
+    monkeypatch.setattr(memory_limit, "MOST_STREAM_EDITS", 2)
+    stream = long_streams.stream_of(editor, settings, long_streams.requests(36), tmp_path)
+    sections = long_streams.measure(stream, 4)
+    assert sections[-1].state == (sections[0].state if state is None else state)
+    assert sum(1 for delta in stream.deltas if delta.num_bytes) == 2
+    assert not any(delta.meta or delta.diagnostics for delta in stream.deltas[2:])
+    assert stream.whole(30).parameter_names and stream.whole(30).meta["requests"]
+    states = [stream.state_after(step) for step in range(36)]
+    stream.visit(lambda step, runtime_part: None)  # checks the fingerprint after every step
+    assert [stream.state_after(step) for step in range(36)] == states
+
+
+def test_what_later_steps_need_is_in_the_stored_steps(long_streams, tmp_path):
+    stream = long_streams.stream_of("alphaedit", long_streams.QUICK, long_streams.requests(2), tmp_path)
+    stream.make()
+    for path in tmp_path.rglob("*.safetensors"):
+        _, tensors = read_tensors(path, "edit")
+        assert tensors["carry/keys.layer1"].shape == (64, 1)  # its own key alone, never the factor
+
+
+class Growing(Carried):
+    """A state of a given size."""
+
+    num_bytes = 0
+
+
+def carried(num_steps: int, num_bytes: int) -> Carried:
+    state = Growing(num_steps)
+    object.__setattr__(state, "num_bytes", num_bytes)
+    return state
+
+
+@pytest.mark.parametrize(("bound", "free", "warns"), [(None, 10**6, True), (None, 10**9, False), (10**6, 10**6, False)])
+def test_a_stream_that_will_not_fit_is_announced_early(bound, free, warns, caplog, monkeypatch):
+    """1 kB per step and 100 kB from the first on: 10,000 steps need 10 MB more."""
+    monkeypatch.setattr(stream_state, "free_bytes", lambda device: free)
+    watch = GrowthWatch("grace", 10_000, bound)
+    for step in range(1, 200):
+        watch.check(carried(step, 100_000 + 1000 * step))
+    messages = [record.getMessage() for record in caplog.records if "carries" in record.getMessage()]
+    assert len(messages) == warns
+    if warns:
+        assert "the stream of grace" in messages[0] and "after 16 of 10000 steps" in messages[0]
+
+
+def test_a_machine_that_does_not_report_its_memory_is_not_warned_about(monkeypatch, caplog):
+    monkeypatch.setattr(stream_state, "free_bytes", lambda device: None)
+    watch = GrowthWatch("grace", 10_000, None)
+    for step in range(1, 64):
+        watch.check(carried(step, 10**9 * step))
+    assert not [record for record in caplog.records if "carries" in record.getMessage()]
