@@ -148,6 +148,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
         self._resolved: weakref.WeakKeyDictionary[nn.Module, ConfigT] = weakref.WeakKeyDictionary()
         self._tokenizers: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Any]] = weakref.WeakKeyDictionary()
         self._logged: set[str] = set()
+        self._append_eos = getattr(config, "append_eos", False)
 
     @property
     def source_modules(self) -> tuple[str, ...]:
@@ -494,7 +495,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
         By default the target's last token, if it is run at all: with ``append_eos`` it predicts the end of the text,
         or the space before it (``released``), which is run then, too.
         """
-        append_eos = self.overrides.get("append_eos")
+        append_eos = self._append_eos
         return int(self.feeds_last_token or bool(append_eos)) + (append_eos == "released")
 
     def other_lengths(

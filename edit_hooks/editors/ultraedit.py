@@ -122,6 +122,7 @@ class UltraEditConfig(EditorConfig):
     tokens: Literal["target", "all"] = config_field(
         "positions whose features are used; target: those that predict a target token", default="target"
     )
+    append_eos: bool = config_field("append the end-of-text token to the target", default=False)
     start: Literal["calibrated_alone", "calibrated", "empty"] = config_field(
         "running statistics at the start; empty: released; calibrated: of the calibration texts; calibrated_alone: "
         "calibrated for edits made alone, empty for batches, streams and whatever follows an edit made alone",
@@ -259,7 +260,10 @@ class UltraEdit(Editor[UltraEditConfig]):
     def compute(self, job: EditJob[UltraEditConfig]) -> list[Delta]:
         model, config = job.model, job.config
         names = config.module_names(model)
-        rows = [target_row(job.tokenizer, request.text, request.continuation) for request in job.requests]
+        rows = [
+            target_row(job.tokenizer, request.text, request.continuation, append_eos=config.append_eos)
+            for request in job.requests
+        ]
         # A stream writes lone requests jointly, too; one token has no variance to start from.
         has_variance = sum(len(_feature_positions(row, config)) for row in rows) >= FEWEST_TOKENS
         is_alone = not job.history and not (job.joint and has_variance)

@@ -82,6 +82,7 @@ CHAT_WARNING = (
 class WISEConfig(EditorConfig):
     """Settings of WISE; the defaults are those of EasyEdit's file for Llama-2-7B."""
 
+    append_eos: bool = config_field("append the end-of-text token to the target", default=False)
     module: Literal["mlp_out", "mlp_in"] = config_field("the linear map that gets side memories", default="mlp_out")
     num_steps: int = config_field("largest number of loss evaluations of an edit", within=POSITIVE, default=70)
     lr: float = config_field("step size of the gradient descent", within=POSITIVE, default=1.0)
@@ -316,9 +317,9 @@ def training_rows(tokenizer: PreTrainedTokenizerBase, request: EditRequest, conf
     placed = [request.in_template(template) for template in config.context_templates]
     rows = []
     for edit in placed:
-        row = target_row(tokenizer, edit.text, edit.continuation)
-        _, last_token = row.labels[-1]
-        rows.append(row._replace(ids=[*row.ids, last_token]))
+        row = target_row(tokenizer, edit.text, edit.continuation, append_eos=config.append_eos)
+        # Without a label for the end of the text, the last target token would not be fed.
+        rows.append(row if config.append_eos else row._replace(ids=[*row.ids, row.labels[-1][1]]))
     return [*rows, LabeledRow(encode(tokenizer, unrelated).ids, [])]
 
 

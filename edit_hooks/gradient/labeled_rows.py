@@ -30,8 +30,8 @@ from edit_hooks.modeling.hooks import (
 )
 from edit_hooks.modeling.kv_cache import right_padded
 from edit_hooks.modeling.tensors import at_least_float32
-from edit_hooks.modeling.tokens import split_continuation
-from edit_hooks.utils.errors import EditingError, UnusableRequestError
+from edit_hooks.modeling.tokens import require_eos, split_continuation
+from edit_hooks.utils.errors import UnusableRequestError
 
 Objective = Literal["target_tokens", "last_token"]
 AppendEos = bool | Literal["released"]
@@ -119,9 +119,7 @@ def target_row(
     if not labels:
         raise UnusableRequestError(f"target {continuation!r} has no token of its own after {prompt!r}.")
     if append_eos:
-        if tokenizer.eos_token_id is None:
-            raise EditingError(f"append_eos={append_eos}, but the tokenizer has no end-of-text token.")
-        labels = [*labels, tokenizer.eos_token_id]
+        labels = [*labels, require_eos(tokenizer)]
     last = len(context) - 1
     if objective == "last_token":
         return LabeledRow(context, [(last, token) for token in labels])

@@ -100,6 +100,7 @@ class LocateThenEditConfig(EVKAlignConfig, EditorConfig):
     )
     early_stop_loss: float = config_field("stop when the total loss falls below this", default=0.05)
     fact_token: FactToken = config_field("position at which keys are read and values written", default="subject_last")
+    append_eos: bool = config_field("append the end-of-text token to the target of the optimization", default=False)
     context_templates: list[str] | str = config_field(CONTEXT_TEMPLATES_HELP, default="sampled_21")
     first_position: Literal["stand_in", "released"] = config_field(
         "prompts whose fact token is the first token of the sequence; stand_in: the first template with text before "
@@ -250,7 +251,7 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
         return [
             (
                 [
-                    rewriting_row(tokenizer, request, template, config.fact_token)
+                    rewriting_row(tokenizer, request, template, config.fact_token, append_eos=config.append_eos)
                     for template in templates_of(tokenizer, request, config)
                 ],
                 kl_row(tokenizer, request, config.fact_token),

@@ -7,7 +7,7 @@ from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.modeling.tokens import Encoding, encode, first_token_past, tokens_in_span
+from edit_hooks.modeling.tokens import Encoding, encode, first_token_past, require_eos, tokens_in_span
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import UnusableRequestError
 from edit_hooks.utils.slots import split_template
@@ -23,7 +23,7 @@ class TokenRow:
     """One token sequence of an edit.
 
     Attributes:
-        ids: token ids fed to the model; a rewriting row ends with the target except for its last token.
+        ids: token ids fed to the model; a rewriting row ends before its last label.
         position: index of the fact token, where the value is read and the offset is added.
         labels: (position, token id) pairs: the logits at ``position`` should predict ``token id``.
         prompt_length: number of leading ids that belong to the prompt (context and special tokens included).
@@ -63,7 +63,12 @@ def fact_position(encoding: Encoding, span: tuple[int, int], prompt_length: int,
 
 
 def rewriting_row(
-    tokenizer: PreTrainedTokenizerBase, request: EditRequest, template: str, fact_token: FactToken = "subject_last"
+    tokenizer: PreTrainedTokenizerBase,
+    request: EditRequest,
+    template: str,
+    fact_token: FactToken = "subject_last",
+    *,
+    append_eos: bool = False,
 ) -> TokenRow:
     """Encode the prompt in a template, continued by ``target_new``, with the target as labels.
 
@@ -72,20 +77,22 @@ def rewriting_row(
     Args:
         template: context text with one ``{}`` for the filled prompt, e.g. ``"The train leaves. {}"``; inside the
             request's own context.
+        append_eos: the end-of-text token is one more target token.
 
     Raises:
-        EditingError: when the target or the subject has no token of its own.
+        EditingError: when the target or the subject has no token of its own, and the tokenizer none for the end.
     """
     placed = request.in_template(template)
     encoding = encode(tokenizer, placed.text + placed.continuation)
     prompt_length = first_token_past(encoding, len(placed.text))
+    ids = [*encoding.ids, require_eos(tokenizer)] if append_eos else encoding.ids
     target_ids = encoding.ids[prompt_length:]
     if not target_ids:
         raise UnusableRequestError(f"target_new {request.target_new!r} has no token of its own after {placed.text!r}.")
     assert placed.subject_span is not None
     position = fact_position(encoding, placed.subject_span, prompt_length, fact_token)
-    labels = tuple((prompt_length - 1 + i, token) for i, token in enumerate(target_ids))
-    return TokenRow(tuple(encoding.ids[:-1]), position, labels, prompt_length)
+    labels = tuple((prompt_length - 1 + i, token) for i, token in enumerate(ids[prompt_length:]))
+    return TokenRow(tuple(ids[:-1]), position, labels, prompt_length)
 
 
 def kl_row(

@@ -163,3 +163,17 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
             "the tokenizer has no chat template, so edits cannot be made in one. Use an instruct model, or "
             "edit_context=bare or edit_context=qa (editor wise: chat=false)."
         )
+
+
+def require_eos(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The id of the end-of-text token.
+
+    Raises:
+        EditingError: the tokenizer has none.
+    """
+    if not isinstance(tokenizer.eos_token_id, int):
+        raise EditingError(
+            "append_eos makes the end of the text part of the target, but the tokenizer has no end-of-text token "
+            "(eos_token). Set it, or leave append_eos out."
+        )
+    return tokenizer.eos_token_id
