@@ -29,7 +29,7 @@ from edit_hooks.lm.editing.cost import measured
 from edit_hooks.lm.editing.joint import modules_behind, write_together
 from edit_hooks.lm.editing.memory_limit import LargeEdits
 from edit_hooks.lm.editing.resolve import resolve_with_store
-from edit_hooks.lm.editing.stream_state import Carried, GrowthWatch, rebuilt
+from edit_hooks.lm.editing.stream_state import GrowthWatch, StreamState, rebuilt
 from edit_hooks.lm.editing.unusable import edit_usable, warn_of_unusable
 from edit_hooks.lm.options.plan import EditPlan
 from edit_hooks.modeling.architectures import unwrapped
@@ -120,7 +120,7 @@ class EditStream:
         self.stopped: str | None = None
         self.deltas: list[Delta] = []  # later and large ones are empty, see `whole`
         self._large = LargeEdits(store, of_stream=True)
-        self._carried = Carried()
+        self._carried = StreamState()
         self._unusable: dict[str, str] = {}
         self._growth = GrowthWatch(editor.name, len(plan.groups), editor.most_state_bytes(unwrapped(model)))
 

@@ -22,7 +22,7 @@ FIRST_CHECK = 8  # steps; then at every doubling, so that the checks take no tim
 
 
 @dataclass(frozen=True)
-class Carried:
+class StreamState:
     """What the steps so far leave to the next one.
 
     Attributes:
@@ -35,13 +35,13 @@ class Carried:
     unseen: tuple[str, ...] = ()
     edits_made: bool = False
 
-    def after(self, delta: Delta, editor: Editor[Any], model: nn.Module) -> Carried:
+    def after(self, delta: Delta, editor: Editor[Any], model: nn.Module) -> StreamState:
         """With one more step; one without a usable request has nothing to carry."""
         if not (delta.writes or delta.stream_state):
-            return Carried(self.num_steps + 1, self.history, self.unseen, self.edits_made)
+            return StreamState(self.num_steps + 1, self.history, self.unseen, self.edits_made)
         history = editor.condensed(model, [*self.history, *steps_of(delta)])
         unseen = self.unseen if delta.writes else (*self.unseen, delta.checksum())
-        return Carried(self.num_steps + 1, tuple(history), unseen, True)
+        return StreamState(self.num_steps + 1, tuple(history), unseen, True)
 
     @property
     def num_bytes(self) -> int:
@@ -61,7 +61,7 @@ class GrowthWatch:
         self._last = (0, 0)
         self._has_warned = False
 
-    def check(self, carried: Carried) -> None:
+    def check(self, carried: StreamState) -> None:
         """Look at the state after a step."""
         now = carried.num_steps
         if self._has_warned or now < FIRST_CHECK or now & (now - 1):
@@ -89,9 +89,9 @@ class GrowthWatch:
             )
 
 
-def rebuilt(deltas: Sequence[Delta], editor: Editor[Any], model: nn.Module) -> Carried:
+def rebuilt(deltas: Sequence[Delta], editor: Editor[Any], model: nn.Module) -> StreamState:
     """The state after some steps, from their whole deltas."""
-    carried = Carried()
+    carried = StreamState()
     for delta in deltas:
         carried = carried.after(delta, editor, model)
     return carried

@@ -9,7 +9,7 @@ import pytest
 from paths import ROOT
 
 from edit_hooks.lm.editing import memory_limit, stream_state
-from edit_hooks.lm.editing.stream_state import Carried, GrowthWatch
+from edit_hooks.lm.editing.stream_state import GrowthWatch, StreamState
 from edit_hooks.modeling.tensors import read_tensors
 
 SCRIPT = ROOT / "scripts" / "perf" / "long_streams.py"
@@ -82,13 +82,13 @@ def test_what_later_steps_need_is_in_the_stored_steps(long_streams, tmp_path):
         assert tensors["carry/keys.layer1"].shape == (64, 1)  # its own key alone, never the factor
 
 
-class Growing(Carried):
+class Growing(StreamState):
     """A state of a given size."""
 
     num_bytes = 0
 
 
-def carried(num_steps: int, num_bytes: int) -> Carried:
+def carried(num_steps: int, num_bytes: int) -> StreamState:
     state = Growing(num_steps)
     object.__setattr__(state, "num_bytes", num_bytes)
     return state
