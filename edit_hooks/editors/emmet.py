@@ -2,7 +2,8 @@
 
 Method of "A Unified Framework for Model Editing".
 
-As MEMIT, usually on one layer, but of all updates that map the keys exactly the one of least change is written:
+As MEMIT, usually on one layer, but with equality constraints: of all updates that map the keys exactly, the one of
+least change is written:
 
     C_s = lambda C + nu I,   A = C_s^-1 K (K^T C_s^-1 K + eps I)^-1,   W <- W + R A^T.
 

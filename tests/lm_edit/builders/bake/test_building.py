@@ -21,7 +21,7 @@ from lm_edit.builders.bake.building import (
     NO_NEIGHBOR,
     NO_NEW_OBJECT,
     FactTable,
-    Wording,
+    RelationTemplates,
     build_records,
     read_fact_table,
 )
@@ -142,7 +142,7 @@ NAMES = st.sampled_from(["Ada", "Bo", "{}", "{subject}", "{object}", "Elm", "the
 )
 def test_properties_of_all_records(facts: Any, form: str, seed: int, most: int) -> None:
     wordings = {
-        name: Wording((f"{name} of {{}} is", f"{{}} has {name}", f"{{}}: {name}?"), (f"{{}} is {name} of",),
+        name: RelationTemplates((f"{name} of {{}} is", f"{{}} has {name}", f"{{}}: {name}?"), (f"{{}} is {name} of",),
                       f"Whether {{object}} is {name} of {{subject}}?")
         for name in ("r", "q")
     }  # fmt: skip
