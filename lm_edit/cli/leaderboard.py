@@ -50,6 +50,7 @@ def _run(args: argparse.Namespace) -> int:
         published=args.published,
         resamples=args.resamples,
         title=args.title,
+        progress=True,
     )
     for name, text in site.files.items():
         write_output(folder / name, text)

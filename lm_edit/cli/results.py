@@ -90,7 +90,7 @@ def _check(args: argparse.Namespace) -> int:
     say(f"{report.num_files} result files, {len(report.problems)} problems")
     if report.num_unverified:
         say(f"{report.num_unverified} tasks have no samples, so that their numbers were not computed again")
-    if not report.problems and not report.has_repository and (refusal := refused_together(args.paths)):
+    if not report.problems and not report.has_repository and (refusal := refused_together(report.files, report.asked)):
         say(f"nothing is wrong with these files, but lm-edit leaderboard refuses them together: {refusal}")
     return 1 if report.problems else 0
 

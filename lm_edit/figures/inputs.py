@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from lm_edit.results.documents import CaseDocument
+    from lm_edit.results.tables import ResultSet
 
 
 @dataclass(frozen=True)
@@ -35,17 +36,23 @@ class Inputs:
         return self._rows
 
     @cached_property
+    def _read(self) -> ResultSet:
+        from lm_edit.results.tables import ResultSet
+
+        return ResultSet.of(self.paths)
+
+    @cached_property
     def _rows(self) -> DataFrame:
         from lm_edit.results.filters import filter_rows
         from lm_edit.results.tables import load_results
 
-        return filter_rows(load_results(self.paths), self.only)
+        return filter_rows(load_results(self._read), self.only)
 
     def retention(self) -> DataFrame:
         """The scores of earlier edits after every later step of a stream, of the results that ``only`` accepts."""
         from lm_edit.results.matrices import load_retention
 
-        return rows_at(load_retention(self.paths), MATRIX, places_of(self.rows(), MATRIX))
+        return rows_at(load_retention(self._read), MATRIX, places_of(self.rows(), MATRIX))
 
     def run_names(self) -> dict[str, str]:
         """Run -> label, with the model."""
@@ -55,7 +62,7 @@ class Inputs:
         """The cases of the results that ``only`` accepts."""
         from lm_edit.results.documents import load_documents
 
-        return list(load_documents(self.paths, places=places_of(self.rows(), SAMPLE_FILE)))
+        return list(load_documents(self._read, places=places_of(self.rows(), SAMPLE_FILE)))
 
     def file(self, needs: Needs) -> Path:
         """The one file of figures that read a file of another verb."""

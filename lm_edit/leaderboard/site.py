@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from edit_hooks.utils.errors import EditingError
@@ -17,11 +16,11 @@ from lm_edit.leaderboard.published import columns_named, published_rows
 from lm_edit.leaderboard.render_html import render_html
 from lm_edit.leaderboard.render_text import CSV_HEADER, GENERATOR, render_csv, render_latex, render_markdown
 from lm_edit.leaderboard.table import build_board, refuse_two_files
-from lm_edit.results.documents import load_documents
-from lm_edit.results.filters import filter_rows
-from lm_edit.results.runs import Paths, read_result_file
+from lm_edit.results.documents import load_cases_and_documents
+from lm_edit.results.filters import SAMPLE_FILE, filter_rows, places_of, rows_at
+from lm_edit.results.runs import ResultFile
 from lm_edit.results.statistics.intervals import RESAMPLES
-from lm_edit.results.tables import load_cases, load_results
+from lm_edit.results.tables import ResultSet, load_results
 
 FILES = ("index.html", "leaderboard.md", "leaderboard.csv", "leaderboard.tex")
 MARKED_BYTES = 2000  # of the beginning of a file, which has the marker
@@ -64,6 +63,7 @@ def make_site(
     published: str = "matching",
     resamples: int | None = None,
     title: str = "Knowledge editing leaderboard",
+    progress: bool = False,
 ) -> Site:
     """Read results and compute the page, the Markdown, the CSV and the LaTeX file.
 
@@ -74,25 +74,19 @@ def make_site(
         published: see :func:`lm_edit.leaderboard.published.published_rows`.
         resamples: of bootstrap and permutation tests.
         title: heading of the page.
+        progress: show a bar on a terminal.
 
     Raises:
         EditingError: for unreadable files, and for columns whose runs were not computed in the same way.
     """
     first = columns_named(columns) if columns else None
-    results = filter_rows(load_results(paths), only)
-    sampled = _files_with_samples(results)
-    with_samples = results[results["file"].isin(sampled)]
-    tasks = set(zip(with_samples["run"], with_samples["task"], strict=True))
-    every_case = load_cases(sampled, require_samples=False)
-    kept = [place in tasks for place in zip(every_case["run"], every_case["task"], strict=True)]
-    cases = every_case[np.array(kept, dtype=bool)]  # an empty list would select columns
+    read = ResultSet.of(paths)
+    results = filter_rows(load_results(read), only)
+    cases, documents = load_cases_and_documents(read, places_of(results, SAMPLE_FILE), progress=progress)
     board = build_board(results, cases, resamples=resamples or RESAMPLES, first=first)
     printed = published_rows(board.columns, published)
     shown = published_rows(board.default_columns, published)
-    documents = collect_cases(
-        doc for doc in load_documents(sampled, require_samples=False) if (doc.run, doc.task) in tasks
-    )
-    page, note = render_html(board, printed, documents, title)
+    page, note = render_html(board, printed, collect_cases(documents), title)
     files = {
         "index.html": page,
         "leaderboard.md": f"<!-- {GENERATOR} -->\n\n{render_markdown(board, board.default_columns, shown)}",
@@ -100,40 +94,36 @@ def make_site(
         "leaderboard.tex": f"% {GENERATOR}\n{render_latex(board, board.default_columns, shown)}",
     }
     num_rows = len({row.run_ids for section in board.sections for row in section.rows})
-    return Site(files, [*_notes(results, sampled, every_case), *([note] if note else [])], num_rows, len(board.columns))
+    return Site(files, [*_notes(read, results), *([note] if note else [])], num_rows, len(board.columns))
 
 
-def refused_together(paths: Paths) -> str:
-    """Why the leaderboard would refuse these results, "" if it would not; nothing is computed."""
+def refused_together(files: Sequence[ResultFile], asked: pd.DataFrame) -> str:
+    """Why the leaderboard would refuse these results, "" if it would not; nothing is computed.
+
+    Args:
+        asked: what was asked of the tasks with samples, see :class:`lm_edit.results.check.CheckReport`.
+    """
     try:
-        results = load_results(paths)
-        find_columns(results, describe_case_sets(load_cases(paths, require_samples=False)))
+        read = ResultSet(files)
+        results = load_results(read)
+        current = {(str(file.path), task) for file, task in read.places}
+        find_columns(results, describe_case_sets(rows_at(asked, SAMPLE_FILE, current)))
         refuse_two_files(results)
     except EditingError as error:
         return str(error)
     return ""
 
 
-def _files_with_samples(results: pd.DataFrame) -> list[str]:
-    """The result files that have samples of some task beside them."""
-    tasks = results.groupby("file")["task"].unique()
-    return [
-        str(name)
-        for name in sorted(tasks.index)
-        if any(read_result_file(Path(name)).sample_file(task) is not None for task in tasks[name])
-    ]
-
-
-def _notes(results: pd.DataFrame, sampled: Sequence[str], cases: pd.DataFrame) -> list[str]:
+def _notes(read: ResultSet, results: pd.DataFrame) -> list[str]:
     """What has no samples: files, and tasks of the other files."""
-    without = dict.fromkeys(set(results["file"]) - set(sampled), "no samples")
-    shown = set(zip(results["file"], results["task"], strict=True))
-    tasks: dict[str, list[str]] = {}
-    for place in cases.attrs["without_samples"]:
-        if (place["file"], place["task"]) in shown:
-            tasks.setdefault(place["file"], []).append(place["task"])
-    without |= {name: f"no samples of {', '.join(sorted(of_file))}" for name, of_file in tasks.items()}
-    return [
-        f"{name}: {reason}, so no tests, no single cases, and intervals from standard errors only"
-        for name, reason in sorted(without.items())
-    ]
+    shown = places_of(results, SAMPLE_FILE)
+    with_samples = {(str(file.path), task) for file, task in read.with_samples(shown)}
+    without: dict[str, list[str]] = {}
+    for file, task in read.places:
+        if (place := (str(file.path), task)) in shown - with_samples and file.num_cases(task) is not None:
+            without.setdefault(place[0], []).append(task)
+    sampled = {name for name, _ in with_samples}
+    reasons = dict.fromkeys({name for name, _ in shown} - sampled, "no samples")
+    reasons |= {name: f"no samples of {', '.join(sorted(tasks))}" for name, tasks in without.items() if name in sampled}
+    lacks = "so no tests, no single cases, and intervals from standard errors only"
+    return [f"{name}: {reason}, {lacks}" for name, reason in sorted(reasons.items())]

@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
+
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import user_path
-from lm_edit.results.file_check import Problem, check_file
+from lm_edit.results.file_check import OF_CASE_SET, Problem, check_file
 from lm_edit.results.repository import MARKER, identities, misplaced, read_marker, unreadable
-from lm_edit.results.runs import Paths, find_result_files
+from lm_edit.results.runs import Paths, ResultFile, find_result_files
 
 
 class CheckReport(NamedTuple):
@@ -23,12 +25,16 @@ class CheckReport(NamedTuple):
         problems: all that is wrong.
         num_unverified: tasks without samples, whose numbers were not computed again.
         has_repository: a path is a results repository, whose runs need not be comparable.
+        files: those that can be read.
+        asked: a row for each case of the tasks with samples, with what the leaderboard compares of it.
     """
 
     num_files: int
     problems: list[Problem]
     num_unverified: int
     has_repository: bool
+    files: list[ResultFile]
+    asked: pd.DataFrame
 
 
 def check_results(paths: Paths) -> CheckReport:
@@ -52,7 +58,15 @@ def check_results(paths: Paths) -> CheckReport:
     problems = refused + [problem for one in checked for problem in one.problems]
     for root in roots:
         problems += _check_repository(root, [path for path in readable if path.is_relative_to(root)])
-    return CheckReport(len(files), problems, sum(len(one.without_samples) for one in checked), bool(roots))
+    asked = pd.DataFrame([case for one in checked for case in one.asked], columns=list(OF_CASE_SET))
+    return CheckReport(
+        len(files),
+        problems,
+        sum(len(one.without_samples) for one in checked),
+        bool(roots),
+        [one.file for one in checked if one.file is not None],
+        asked,
+    )
 
 
 def _is_refused(path: Path, refused: Sequence[Problem]) -> bool:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
+
+import pandas as pd
+from tqdm import tqdm
 
 from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation, StateSimilarity
 from edit_hooks.utils.json_io import json_text
 from edit_hooks.utils.readable import readable
-from lm_edit.results.runs import Paths, ResultFile
+from lm_edit.results.runs import ResultFile, Samples
 from lm_edit.results.samples import FINAL_STAGE, answers_by_stage, read_saved_response, saved_stops
+from lm_edit.results.schema import CASE_COLUMNS
 from lm_edit.results.shape import as_saved
-from lm_edit.results.tables import CurrentResults
+from lm_edit.results.tables import ResultSet, Source, current_cases, make_frame
 from lm_edit.results.task_facts import TaskFacts
 from lm_eval_tasks.common.asking.answers import NOT_FINITE, Answer, read_answer
 from lm_eval_tasks.common.asking.probes import case_requests
@@ -111,7 +115,7 @@ class CaseDocument:
 
 
 def load_documents(
-    paths: Paths, *, require_samples: bool = True, places: Collection[tuple[str, ...]] | None = None
+    paths: Source, *, require_samples: bool = True, places: Collection[tuple[str, ...]] | None = None
 ) -> Iterator[CaseDocument]:
     """Yield the cases of all runs, task by task; of the files that ``load_results`` uses.
 
@@ -125,7 +129,47 @@ def load_documents(
     Raises:
         EditingError: as ``load_cases``.
     """
-    current = CurrentResults(paths)
+    current = ResultSet.of(paths)
+    for group in _same_results(current, places, require_samples):
+        yield from _documents(current, [_read(*place) for place in group])
+
+
+def load_cases_and_documents(
+    results: ResultSet, places: Collection[tuple[str, ...]], *, progress: bool = False
+) -> tuple[pd.DataFrame, list[CaseDocument]]:
+    """What :func:`~lm_edit.results.tables.load_cases` and :func:`load_documents` return; each sample file is read once.
+
+    Args:
+        places: (file, task) of the results whose cases are wanted; those without samples are left out.
+        progress: show a bar on a terminal.
+    """
+    rows: list[dict[str, Any]] = []
+    documents: list[CaseDocument] = []
+    groups = _same_results(results, places, require_samples=False)
+    for group in tqdm(groups, desc="Reading samples", unit="task", disable=None if progress else True):
+        parts = [_read(*place) for place in group]
+        for part in parts:
+            rows += current_cases(results, *part)
+        documents += _documents(results, parts)
+    return make_frame(rows, CASE_COLUMNS), documents
+
+
+class _Part(NamedTuple):
+    """A task of a result file with its samples."""
+
+    file: ResultFile
+    task: str
+    samples: Samples
+
+
+def _read(file: ResultFile, task: str) -> _Part:
+    return _Part(file, task, file.samples(task))
+
+
+def _same_results(
+    current: ResultSet, places: Collection[tuple[str, ...]] | None, require_samples: bool
+) -> list[list[tuple[ResultFile, str]]]:
+    """Tasks whose cases are the same, as with two judges: the files that have them, oldest first."""
     of_result: dict[tuple[str, ...], list[tuple[ResultFile, str]]] = {}
     for file, task in current.places:
         if places is not None and (str(file.path), task) not in places:
@@ -134,47 +178,54 @@ def load_documents(
             about = TaskFacts(file, task)
             names = (file.facts.run, task, *(about.columns[name] for name in ("task_version", "data_hash")))
             of_result.setdefault((*names, about.protocol), []).append((file, task))
-    for *older, newest in of_result.values():
-        missing = _scores_of(current, older)
-        for document in task_documents(*newest):
-            metrics, reasons = missing.get(document.doc_id, ({}, {}))
-            added = {key: reason for key, reason in reasons.items() if key not in document.metrics}
-            yield (
-                replace(document, metrics={**metrics, **document.metrics}, reasons={**added, **document.reasons})
-                if metrics
-                else document
-            )
+    return list(of_result.values())
 
 
-def _scores_of(
-    current: CurrentResults, places: Sequence[tuple[ResultFile, str]]
-) -> dict[int, tuple[dict[str, Any], dict[str, str]]]:
+def _documents(current: ResultSet, parts: Sequence[_Part]) -> Iterator[CaseDocument]:
+    """The cases of the newest of these files, with the scores of older ones that it lacks."""
+    *older, newest = parts
+    missing = _scores_of(current, older)
+    for document in task_documents(*newest):
+        metrics, reasons = missing.get(document.doc_id, ({}, {}))
+        added = {key: reason for key, reason in reasons.items() if key not in document.metrics}
+        yield (
+            replace(document, metrics={**metrics, **document.metrics}, reasons={**added, **document.reasons})
+            if metrics
+            else document
+        )
+
+
+def _scores_of(current: ResultSet, parts: Sequence[_Part]) -> dict[int, tuple[dict[str, Any], dict[str, str]]]:
     """Document -> scores that no newer file has, and reasons of missing ones."""
     found: dict[int, tuple[dict[str, Any], dict[str, str]]] = {}
-    for file, task in places:
-        about = TaskFacts(file, task)
-        for document in task_documents(file, task):
+    for part in parts:
+        about = TaskFacts(part.file, part.task)
+        for document in task_documents(*part):
             metrics, reasons = found.setdefault(document.doc_id, ({}, {}))
             for key, value in document.metrics.items():
                 name, _, pipeline = key.partition(",")
-                if current.counts(file, about, split_stage(name)[0], pipeline):
+                if current.counts(part.file, about, split_stage(name)[0], pipeline):
                     metrics[key] = value
                     reasons |= {key: document.reasons[key]} if key in document.reasons else {}
     return found
 
 
-def task_documents(file: ResultFile, task: str) -> Iterator[CaseDocument]:
-    """Yield the cases of one task of a run."""
+def task_documents(file: ResultFile, task: str, samples: Samples | None = None) -> Iterator[CaseDocument]:
+    """Yield the cases of one task of a run.
+
+    Args:
+        samples: of the task, if they were read.
+    """
     about = TaskFacts(file, task)
     of_task = {name: about.columns[name] for name in ("task_version", "data_hash")}
     by_doc: dict[int, list[tuple[str, Mapping[str, Any]]]] = {}
-    for where, sample in file.samples(task):
+    for where, sample in file.samples(task) if samples is None else samples:
         by_doc.setdefault(sample["doc_id"], []).append((where, sample))
-    for doc_id, samples in by_doc.items():
-        where, first = samples[0]
+    for doc_id, own in by_doc.items():
+        where, first = own[0]
         with as_saved(f"{where}: not a sample as lm-eval saves it"):
             doc = first["doc"] if isinstance(first["doc"], Mapping) else {}
-            metrics, reasons = _metrics([sample for _, sample in samples], about.metrics)
+            metrics, reasons = _metrics([sample for _, sample in own], about.metrics)
             document = CaseDocument(
                 run=file.facts.run,
                 file=str(file.path),
@@ -189,7 +240,7 @@ def task_documents(file: ResultFile, task: str) -> Iterator[CaseDocument]:
                 questions=list(_questions(first, doc, about.scores_outside)),
                 metrics=metrics,
                 reasons=reasons,
-                report=next((sample["edit"] for _, sample in samples if sample.get("edit")), {}),
+                report=next((sample["edit"] for _, sample in own if sample.get("edit")), {}),
                 extras={name: value for name, value in doc.items() if name not in READ_FIELDS},
             )
         yield document

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +14,8 @@ from lm_edit.results.recompute import wrong_numbers
 from lm_edit.results.runs import ResultFile, read_result_file
 from lm_edit.results.tables import case_rows, result_rows
 
+# What the leaderboard compares of the cases that runs asked.
+OF_CASE_SET = ("run", "file", "task", "doc_id", "case_id", "prompt_hash")
 COUNTS = ("n", "excluded", "failed")
 
 
@@ -31,10 +32,14 @@ class FileCheck(NamedTuple):
     Attributes:
         problems: all that is wrong.
         without_samples: tasks whose numbers nothing shows to be right.
+        file: the content; ``None`` if it cannot be read.
+        asked: a row of :data:`OF_CASE_SET` for each case of a task with samples.
     """
 
     problems: list[Problem]
     without_samples: list[str]
+    file: ResultFile | None = None
+    asked: Sequence[tuple[Any, ...]] = ()
 
 
 def check_file(path: Path) -> FileCheck:
@@ -50,8 +55,9 @@ def check_file(path: Path) -> FileCheck:
     texts += [f"{path.name}: samples of no task of these results." for path in _foreign_samples(file)]
     asked = [task for task in file.tasks if file.num_cases(task) is not None]
     without = [task for task in asked if file.sample_file(task) is None]
-    texts += [text for task in asked if task not in without for text in _wrong_samples(file, task)]
-    return FileCheck([Problem(path, text) for text in texts], without)
+    cases: dict[tuple[Any, ...], None] = {}
+    texts += [text for task in asked if task not in without for text in _wrong_samples(file, task, cases)]
+    return FileCheck([Problem(path, text) for text in texts], without, file, list(cases))
 
 
 def _foreign_samples(file: ResultFile) -> Iterator[Path]:
@@ -79,16 +85,22 @@ def _wrong_row(file: ResultFile, row: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name}: {row['value']} is no share."
 
 
-def _wrong_samples(file: ResultFile, task: str) -> Iterator[str]:
-    """What differs between the samples of a task and its results: number of documents, and every number."""
+def _wrong_samples(file: ResultFile, task: str, cases: dict[tuple[Any, ...], None]) -> Iterator[str]:
+    """What differs between the samples of a task and its results: number of documents, and every number.
+
+    Args:
+        cases: extended by what was asked.
+    """
     if not (file.content.get("task_hashes") or {}).get(task):
         yield f"{task}: there are samples, but no hash of them in 'task_hashes'; keep the files of one run together."
     try:
-        collections.deque(case_rows(file, task), maxlen=0)  # read as the leaderboard reads them
-        num_documents = sum(1 for _ in task_documents(file, task))
+        samples = file.samples(task)
+        for row in case_rows(file, task, samples):  # as the leaderboard reads them
+            cases[tuple(row[name] for name in OF_CASE_SET)] = None
+        num_documents = sum(1 for _ in task_documents(file, task, samples))
         if num_documents != (asked := file.num_cases(task)):
             yield f"{task}: {num_documents} documents in the samples, but {asked} were asked."
-        yield from wrong_numbers(file, task)
+        yield from wrong_numbers(file, task, samples)
     except EditingError as error:
         yield _without_path(error, file.path)
 

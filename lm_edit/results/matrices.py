@@ -10,10 +10,9 @@ import pandas as pd
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import parse_json
-from lm_edit.results.runs import Paths
 from lm_edit.results.schema import BREAKDOWN_COLUMNS, RETENTION_COLUMNS, SCHEMA_VERSION
 from lm_edit.results.shape import COUNT, NUMBER, Shape, as_saved, each, fields, listed, maybe
-from lm_edit.results.tables import CurrentResults, make_frame
+from lm_edit.results.tables import ResultSet, Source, make_frame
 from lm_edit.results.task_facts import TaskFacts
 from lm_eval_tasks.common.scoring.columns import MetricColumn, read_columns
 from lm_eval_tasks.common.task.stages import RETENTION
@@ -25,7 +24,7 @@ _MATRIX = fields(
 _GROUPS = each(fields({"value": maybe(NUMBER), "n": maybe(COUNT)}))
 
 
-def load_retention(paths: Paths) -> pd.DataFrame:
+def load_retention(paths: Source) -> pd.DataFrame:
     """One row per run, task, metric, filter, step and earlier step: R[step][edited_at] (figure 5 of WILD).
 
     Raises:
@@ -45,7 +44,7 @@ def load_retention(paths: Paths) -> pd.DataFrame:
     return _frame(rows, RETENTION_COLUMNS)
 
 
-def load_breakdown(paths: Paths) -> pd.DataFrame:
+def load_breakdown(paths: Source) -> pd.DataFrame:
     """One row per run, task, metric, filter, field and group, of runs with ``score_by``.
 
     Raises:
@@ -76,9 +75,9 @@ def _result(about: TaskFacts, column: MetricColumn) -> dict[str, Any]:
     return {**of_file, **about.columns, **about.of_metric(column)}
 
 
-def _texts(paths: Paths) -> Iterator[tuple[TaskFacts, MetricColumn, dict[str, Any]]]:
+def _texts(paths: Source) -> Iterator[tuple[TaskFacts, MetricColumn, dict[str, Any]]]:
     """The columns whose value is a JSON object."""
-    current = CurrentResults(paths)
+    current = ResultSet.of(paths)
     for file, task in current.places:
         about = TaskFacts(file, task)
         saved = {key: value for key, value in file.tasks[task].items() if "," in key}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from lm_edit.results.runs import ResultFile
+from lm_edit.results.runs import Samples as SampleRows
 from lm_edit.results.shape import BROKEN
 from lm_edit.results.task_facts import TaskFacts
 from lm_eval_tasks.common.scoring.aggregation import AGGREGATIONS, STANDARD_ERRORS, mean_scored
@@ -23,18 +24,21 @@ NOT_RECOMPUTED = ("weighted_f1", "matthews")
 Samples: TypeAlias = Sequence[Mapping[str, Any]]
 
 
-def wrong_numbers(file: ResultFile, task: str) -> Iterator[str]:
+def wrong_numbers(file: ResultFile, task: str, read: SampleRows | None = None) -> Iterator[str]:
     """Yield the numbers of a task that do not follow from its samples.
 
     Those of an editing task are computed again: values by the aggregation that the task declares (but F1 and MCC),
     standard errors, and counts. Of lm-eval's own tasks these are the means of accuracies; their other aggregations
     are not known here.
 
+    Args:
+        read: the samples of the task, if they were read.
+
     Raises:
         EditingError: if the samples cannot be read, or are of another run.
     """
     by_filter: dict[str, list[Mapping[str, Any]]] = {}
-    for _, sample in file.samples(task):
+    for _, sample in file.samples(task) if read is None else read:
         by_filter.setdefault(str(sample.get("filter", "")), []).append(sample)
     about = TaskFacts(file, task)
     saved = {key: value for key, value in file.tasks[task].items() if "," in key}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
@@ -20,6 +20,9 @@ from lm_edit.results.sample_rows import ExpectedSamples, read_samples
 from lm_eval_tasks.report.run_facts import RunFacts, run_facts
 
 Paths: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+# The samples of a task, each after its location.
+Samples: TypeAlias = Sequence[tuple[str, Mapping[str, Any]]]
 
 _DATE = re.compile(r"_(\d{4}-\d\d-\d\dT[\d.\-]+)$")
 _TASK = re.compile(r"[^/\\\x00-\x1f]{1,150}")  # a part of the names of sample files

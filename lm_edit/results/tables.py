@@ -6,14 +6,14 @@ Both read result and sample files of lm-eval only and score nothing again. Colum
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
 import pandas as pd
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
-from lm_edit.results.runs import Paths, ResultFile, read_result_files
+from lm_edit.results.runs import Paths, ResultFile, Samples, read_result_files
 from lm_edit.results.schema import CASE_COLUMNS, REAL, RESULT_COLUMNS, SCHEMA_VERSION
 from lm_edit.results.shape import as_saved
 from lm_edit.results.task_facts import TaskFacts
@@ -29,25 +29,55 @@ IDENTITY = (*SAME_RESULT, *SAME_JUDGE)
 COUNTS = ("n", "excluded", "failed", "zeroed")  # of cases
 
 
-class CurrentResults:
-    """Every task and group of every run with the files that count, oldest first.
+class ResultSet:
+    """Result files, each read once, and what counts of them; readers take one in place of paths.
 
     Attributes:
-        places: (file, task) for each file that is the newest with some result of the task.
+        files: oldest first.
+        superseded: results of which newer files have others, as :func:`load_results` lists them.
+        places: (file, task or group) for each file that is the newest with some result of the task, oldest first.
     """
 
-    def __init__(self, paths: Paths) -> None:
-        files = read_result_files(paths)
-        rows = [row for file in files for row in result_rows(file)]
+    def __init__(self, files: Sequence[ResultFile]) -> None:
+        self.files = sorted(files, key=lambda file: (file.date, file.path.name))
+        rows = [row for file in self.files for row in result_rows(file)]
         self._newest: dict[tuple[Any, ...], str] = {_identity(row): row["file"] for row in rows}  # the last one counts
-        wanted = {(row["file"], row["task"]) for row in rows if self._newest[_identity(row)] == row["file"]}
-        wanted -= outdated_groups(files, _newest(rows)[1])
-        self.places = [(file, task) for file in files for task in file.tasks if (str(file.path), task) in wanted]
+        kept, self.superseded = _newest(rows)
+        outdated = outdated_groups(self.files, self.superseded)
+        self._kept = [row for row in kept if (row["file"], row["task"]) not in outdated]
+        wanted = {(row["file"], row["task"]) for row in self._kept}
+        self.places = [(file, task) for file in self.files for task in file.tasks if (str(file.path), task) in wanted]
+
+    @classmethod
+    def of(cls, paths: Source) -> ResultSet:
+        """The results of files and folders; a set is returned as it is."""
+        return paths if isinstance(paths, cls) else cls(read_result_files(cast("Paths", paths)))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of the newest file for each result, without groups that are outdated."""
+        return [dict(row) for row in self._kept]
+
+    def with_samples(self, places: Collection[tuple[str, ...]] | None = None) -> list[tuple[ResultFile, str]]:
+        """The tasks that have samples; groups have none.
+
+        Args:
+            places: (file, task) of those that are wanted; ``None``: all.
+        """
+        return [
+            (file, task)
+            for file, task in self.places
+            if (places is None or (str(file.path), task) in places)
+            and file.num_cases(task) is not None
+            and file.sample_file(task) is not None
+        ]
 
     def counts(self, file: ResultFile, about: TaskFacts, metric: str, pipeline: str) -> bool:
         """Whether no newer file has the results of a metric; true for metrics without results, as of single cases."""
         row = {**about.columns, **about.of_metric(MetricColumn(metric, "", pipeline, None)), "run": file.facts.run}
         return self._newest.get(_identity(row), str(file.path)) == str(file.path)
+
+
+Source: TypeAlias = Paths | ResultSet
 
 
 def outdated_groups(files: Iterable[ResultFile], superseded: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:
@@ -78,7 +108,7 @@ def _identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in IDENTITY)
 
 
-def load_results(paths: Paths) -> pd.DataFrame:
+def load_results(paths: Source) -> pd.DataFrame:
     """One row per run, task, metric, stage and filter.
 
     Where several files have the same result, the newest one counts; a group some of whose members have newer results
@@ -87,24 +117,22 @@ def load_results(paths: Paths) -> pd.DataFrame:
     warning is logged; ``schema_version`` is the version of the columns, and ``groups`` maps groups to their members.
 
     Args:
-        paths: result files of lm-eval, or folders that contain some.
+        paths: result files of lm-eval, or folders that contain some; or results that were read.
 
     Raises:
         EditingError: for missing, unreadable and other files.
     """
-    files = read_result_files(paths)
-    rows = [row for file in files for row in result_rows(file)]
-    kept, superseded = _newest(rows)
+    results = ResultSet.of(paths)
+    superseded = results.superseded
     for file in dict.fromkeys(old["file"] for old in superseded):
         if tasks := sorted(str(old["task"]) for old in superseded if old["file"] == file and old["changed"]):
             log.warning("%s: newer files of the same run have other numbers of %s", file, ", ".join(tasks))
-    outdated = outdated_groups(files, superseded)
-    kept = [row for row in kept if (row["file"], row["task"]) not in outdated]
+    kept = results.rows()
     _name_models_alike(kept)
     frame = make_frame(kept, RESULT_COLUMNS)
     groups: dict[str, list[str]] = {}
-    for file in files:
-        for group, members in file.groups.items():
+    for result_file in results.files:
+        for group, members in result_file.groups.items():
             groups[group] = list(dict.fromkeys([*groups.get(group, ()), *members]))
     frame.attrs |= {"schema_version": SCHEMA_VERSION, "superseded": superseded, "groups": groups}
     return frame
@@ -118,7 +146,7 @@ def _name_models_alike(rows: Iterable[dict[str, Any]]) -> None:
             row["model"] = names.setdefault((row["model_hash"], row["model_parts"]), row["model"])
 
 
-def load_cases(paths: Paths, *, require_samples: bool = True) -> pd.DataFrame:
+def load_cases(paths: Source, *, require_samples: bool = True) -> pd.DataFrame:
     """One row per run, task, document, metric, stage and filter, of the results that :func:`load_results` keeps.
 
     Where several judges scored a run, there is a row for the verdict of each.
@@ -130,26 +158,28 @@ def load_cases(paths: Paths, *, require_samples: bool = True) -> pd.DataFrame:
     Raises:
         EditingError: as :func:`load_results`, and for samples that are missing or of another run.
     """
-    current = CurrentResults(paths)
+    current = ResultSet.of(paths)
     places = [(file, task) for file, task in current.places if file.num_cases(task) is not None]
     missing = [] if require_samples else [place for place in places if place[0].sample_file(place[1]) is None]
-    rows = [row for file, task in places if (file, task) not in missing for row in _current_cases(current, file, task)]
+    rows = [row for place in places if place not in missing for row in current_cases(current, *place)]
     frame = make_frame(rows, CASE_COLUMNS)
     without = [{"file": str(file.path), "task": task} for file, task in missing]
     frame.attrs |= {"schema_version": SCHEMA_VERSION, "without_samples": without}
     return frame
 
 
-def current_results(paths: Paths) -> list[tuple[ResultFile, str]]:
+def current_results(paths: Source) -> list[tuple[ResultFile, str]]:
     """Every task and group of every run, each with the newest file that has it."""
-    return CurrentResults(paths).places
+    return ResultSet.of(paths).places
 
 
-def _current_cases(current: CurrentResults, file: ResultFile, task: str) -> Iterator[dict[str, Any]]:
+def current_cases(
+    current: ResultSet, file: ResultFile, task: str, samples: Samples | None = None
+) -> Iterator[dict[str, Any]]:
     """The rows of :func:`case_rows` whose results no newer file has."""
     about = TaskFacts(file, task)
     known: dict[tuple[str, str], bool] = {}
-    for row in case_rows(file, task):
+    for row in case_rows(file, task, samples):
         column = (row["metric"], row["filter"])
         if column not in known:
             known[column] = current.counts(file, about, *column)
@@ -157,7 +187,7 @@ def _current_cases(current: CurrentResults, file: ResultFile, task: str) -> Iter
             yield row
 
 
-def current_tasks(paths: Paths) -> list[tuple[ResultFile, str]]:
+def current_tasks(paths: Source) -> list[tuple[ResultFile, str]]:
     """The tasks among :func:`current_results`; groups have no samples."""
     return [(file, task) for file, task in current_results(paths) if file.num_cases(task) is not None]
 
@@ -254,14 +284,17 @@ def _numbers(column: MetricColumn, num_cases: float | None) -> dict[str, float |
     }
 
 
-def case_rows(file: ResultFile, task: str) -> Iterator[dict[str, Any]]:
+def case_rows(file: ResultFile, task: str, samples: Samples | None = None) -> Iterator[dict[str, Any]]:
     """The rows of one task in :func:`load_cases`; missing numbers are ``None``.
+
+    Args:
+        samples: of the task, if they were read.
 
     Raises:
         EditingError: for samples that are missing, of another run, or not as lm-eval saves them.
     """
     about = TaskFacts(file, task)
-    for where, sample in file.samples(task):
+    for where, sample in file.samples(task) if samples is None else samples:
         with as_saved(f"{where}: not a sample as lm-eval saves it"):
             yield from _rows_of_sample(file, about, sample)
 

@@ -11,14 +11,13 @@ from edit_hooks.utils.files import write_atomically
 from edit_hooks.utils.json_io import json_text
 from lm_edit.results.exports.options import ExportOptions, ExportResult
 from lm_edit.results.filters import SAMPLE_FILE, filter_rows, places_of, rows_at
-from lm_edit.results.runs import Paths
-from lm_edit.results.tables import load_cases, load_results
+from lm_edit.results.tables import Source, load_cases, load_results
 
 OF_CASES = (*SAMPLE_FILE, "metric", "stage", "filter")
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
-def export_csv(paths: Paths, out: Path, options: ExportOptions) -> ExportResult:
+def export_csv(paths: Source, out: Path, options: ExportOptions) -> ExportResult:
     """Write ``results.csv``, and ``cases.csv`` if there are samples.
 
     Mappings and lists are JSON texts. A text that spreadsheet programs would run as a formula is preceded by ``'``.

@@ -22,8 +22,8 @@ from edit_hooks.utils.json_io import json_text
 from lm_edit.results.exports.every_eval_instances import Instances
 from lm_edit.results.exports.options import ExportOptions, ExportResult
 from lm_edit.results.filters import filter_rows
-from lm_edit.results.runs import Paths, ResultFile
-from lm_edit.results.tables import current_results, load_results
+from lm_edit.results.runs import ResultFile
+from lm_edit.results.tables import Source, current_results, load_results
 from lm_edit.results.task_facts import TaskFacts
 from lm_eval_tasks.common.scoring.columns import ALL_CASES
 from lm_eval_tasks.report.run_facts import UNEDITED, slug
@@ -37,7 +37,7 @@ DIFFERENCE = "difference"  # a stage
 DETAILS = ("stage", "filter", "protocol", "population", "judge", "role", "chance", "n", "excluded", "failed", "or_0")
 
 
-def export_every_eval_ever(paths: Paths, out: Path, options: ExportOptions) -> ExportResult:
+def export_every_eval_ever(paths: Source, out: Path, options: ExportOptions) -> ExportResult:
     """Write one record per run and benchmark; results without a finite value, for which JSON has none, are left out."""
     places = {(str(file.path), task): file for file, task in current_results(paths)}
     exported = ExportResult()

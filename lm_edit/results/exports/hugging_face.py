@@ -18,8 +18,7 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import write_atomically
 from lm_edit.results.exports.options import ExportOptions, ExportResult
 from lm_edit.results.filters import filter_rows
-from lm_edit.results.runs import Paths
-from lm_edit.results.tables import current_results, load_results
+from lm_edit.results.tables import Source, current_results, load_results
 from lm_edit.results.task_facts import TaskFacts
 
 FOLDER = ".eval_results"
@@ -27,7 +26,7 @@ FOLDER = ".eval_results"
 DISTINCTIONS = ("task_version", "data_revision", "data_hash", "population", "judge", "protocol", "filter")
 
 
-def export_hugging_face(paths: Paths, out: Path, options: ExportOptions) -> ExportResult:
+def export_hugging_face(paths: Source, out: Path, options: ExportOptions) -> ExportResult:
     """Write ``<name of the run>/.eval_results/<benchmark>.yaml``, with one entry per metric.
 
     Where several runs have one name, as with another ``--limit``, their folders end in the id of the run. ``task_id``

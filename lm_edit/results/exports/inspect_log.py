@@ -12,8 +12,8 @@ from edit_hooks.utils.errors import EditingError
 from lm_edit.results.documents import CaseDocument, SavedQuestion, SavedResponse, task_documents
 from lm_edit.results.exports.options import ExportOptions, ExportResult
 from lm_edit.results.filters import SAMPLE_FILE, filter_rows, places_of
-from lm_edit.results.runs import Paths, ResultFile
-from lm_edit.results.tables import current_tasks, load_results, result_rows
+from lm_edit.results.runs import ResultFile
+from lm_edit.results.tables import Source, current_tasks, load_results, result_rows
 from lm_eval_tasks.common.scoring.columns import is_number
 from lm_eval_tasks.report.run_facts import slug
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EXTRA = "inspect"
 
 
-def export_inspect(paths: Paths, out: Path, options: ExportOptions) -> ExportResult:
+def export_inspect(paths: Source, out: Path, options: ExportOptions) -> ExportResult:
     """Write one log per run and task, with inspect's own writer; tasks without samples have results only.
 
     Raises:

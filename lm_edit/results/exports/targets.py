@@ -14,6 +14,7 @@ from lm_edit.results.exports.hugging_face import export_hugging_face
 from lm_edit.results.exports.inspect_log import export_inspect
 from lm_edit.results.exports.options import ExportOptions, ExportResult
 from lm_edit.results.runs import Paths
+from lm_edit.results.tables import ResultSet, Source
 
 
 class Target(NamedTuple):
@@ -25,7 +26,7 @@ class Target(NamedTuple):
     """
 
     summary: str
-    write: Callable[[Paths, Path, ExportOptions], ExportResult]
+    write: Callable[[Source, Path, ExportOptions], ExportResult]
 
 
 TARGETS: Mapping[str, Target] = {
@@ -47,4 +48,4 @@ def export_results(target: str, paths: Paths, out: str | Path, options: ExportOp
     """
     if target not in TARGETS:
         raise EditingError(f"unknown target {target!r}.{near_misses(target, TARGETS)} Accepted: {', '.join(TARGETS)}.")
-    return TARGETS[target].write(paths, check_output_folder(out), options)
+    return TARGETS[target].write(ResultSet.of(paths), check_output_folder(out), options)

@@ -75,6 +75,12 @@ def test_the_bootstrap_of_a_mean_is_scipys() -> None:
     units = np.stack([values, np.ones(40)], axis=1)
     found = bootstrap_interval(units, lambda sums: sums[..., 0] / sums[..., 1], resamples=300)
     assert ends(found) == pytest.approx(of_scipy(40, lambda drawn: values[drawn].mean()))
+    # Half of the resamples that score as the cases do count as below: of 7 of 10, a quarter of them tie.
+    few = np.array([1.0] * 7 + [0.0] * 3)
+    tied = bootstrap_interval(
+        np.stack([few, np.ones(10)], axis=1), lambda sums: sums[..., 0] / sums[..., 1], resamples=300
+    )
+    assert ends(tied) == pytest.approx(of_scipy(10, lambda drawn: few[drawn].mean()))
     # 30 of 100: 0.3 +- 1.96 sqrt(0.3 * 0.7 / 100) = 0.210 .. 0.390
     rate = scores(*[[1.0]] * 30, *[[0.0]] * 70).interval(is_share=False)
     assert ends(rate) == pytest.approx((0.210, 0.390), abs=0.015)
