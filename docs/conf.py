@@ -40,9 +40,12 @@ html_math_renderer = "mathml"
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_block"]
 myst_heading_anchors = 4
-nb_execution_mode = os.environ.get(
-    "DOCS_NOTEBOOKS", "off"
-)  # "force" executes them; the cache would not see changes of our code
+# Notebooks to execute: none, first (in CI) or all (the published site). A cache would miss changes of our code.
+DOCS_NOTEBOOKS = os.environ.get("DOCS_NOTEBOOKS", "none")
+nb_execution_mode = "off" if DOCS_NOTEBOOKS == "none" else "force"
+NOTEBOOKS = ("first-edit", "compare-editors", "own-editor", "what-an-edit-breaks")
+nb_execution_excludepatterns = [f"notebooks/{name}*" for name in NOTEBOOKS[1:] if DOCS_NOTEBOOKS == "first"]
+nb_execution_in_temp = True  # they write files
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True
 nb_merge_streams = True
@@ -55,6 +58,7 @@ napoleon_use_ivar = True
 html_theme = "pydata_sphinx_theme"
 html_title = "lm-eval-editing"
 html_static_path = ["_static"]
+html_extra_path = ["_extra"]  # the leaderboard page of the gallery's runs, as `lm-edit leaderboard` writes it
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False

@@ -2,7 +2,7 @@
 # Sets up an environment (see _setup.sh), builds the documentation site and checks its links. Only pip needs the network.
 #
 #   scripts/site.sh [folder]                             default: site/
-#   DOCS_NOTEBOOKS=force scripts/site.sh                 also executes the notebooks, a few minutes
+#   DOCS_NOTEBOOKS=all scripts/site.sh                   also executes the notebooks, about four minutes (first: one of them)
 #   DOCS_REPOSITORY=https://<address of the files>       makes links to files that are no pages
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
