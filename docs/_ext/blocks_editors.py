@@ -152,7 +152,8 @@ def sources(name: str) -> Block:
         papers.append(f"- *{paper['title']}*{link}")
     parity = facts["parity"][0].upper() + facts["parity"][1:]
     about = "[What equals which release](docs/explain/fidelity.md) explains the bounds."
-    return Block("\n".join([f"{parity}. {about}", "", "## Paper" + "s" * (len(papers) > 1), "", *papers]))
+    listed = ["", "## Paper" + "s" * (len(papers) > 1), "", *papers] if papers else []
+    return Block("\n".join([f"{parity}. {about}", *listed]))
 
 
 def parity_table(_: str) -> Block:

@@ -85,9 +85,12 @@ class CachedLabelForward:
 
     Args:
         trained: names of the linear maps whose output may change between passes; their weights or hooks on them.
+        outputs: those of the fixed modules, if an earlier pass over the same rows has them.
     """
 
-    def __init__(self, model: Any, rows: LabeledRows, trained: Sequence[str]) -> None:
+    def __init__(
+        self, model: Any, rows: LabeledRows, trained: Sequence[str], outputs: list[CachedOutput] | None = None
+    ) -> None:
         self.model, self.rows = model, rows
         self.arch = architecture_of(model)
         self.head = ModelHead(model)
@@ -95,7 +98,7 @@ class CachedLabelForward:
             layer for layer in range(num_layers(model)) if _any_within(trained, self.arch.block_name(layer))
         )
         self.fixed = self._fixed_modules(trained)
-        self.outputs = self._run_fixed()
+        self.outputs = self._run_fixed() if outputs is None else outputs
         last = num_layers(model) - 1
         position_wise = [*self.arch.module_names("attention_out", last), self.arch.mlp_name(last)]
         self.at_labels = [name for name in position_wise if not _any_within(trained, name)]

@@ -122,6 +122,36 @@ def sample_after(
 
 
 @torch.no_grad()
+def likely_tokens(model: nn.Module, rows: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    """The most likely next tokens of every row, the most likely one first."""
+    logits_RV = CachedDecoding(model, rows).logits_RV
+    return logits_RV.topk(min(count, logits_RV.shape[1]), dim=1).indices.tolist()
+
+
+@torch.no_grad()
+def sample_each(
+    model: nn.Module, rows: Sequence[Sequence[int]], num_tokens: int, seeds: Sequence[int], top_k: int
+) -> list[list[int]]:
+    """Continue every row by ``num_tokens`` tokens, drawn at temperature 1 from the ``top_k`` most likely ones.
+
+    A row draws from a generator of its own, so its tokens do not depend on the other rows, up to rounding.
+    """
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    decoding = CachedDecoding(model, rows)
+    drawn: list[list[int]] = [[] for _ in rows]
+    for number in range(num_tokens):
+        if number:
+            decoding.step(range(len(rows)), [tokens[-1] for tokens in drawn])
+        top = decoding.logits_RV.float().topk(min(top_k, decoding.logits_RV.shape[1]), dim=1)
+        weights_RK = top.values.double().softmax(1).cpu()
+        for tokens, weights_K, ids_K, generator in zip(
+            drawn, weights_RK, top.indices.tolist(), generators, strict=True
+        ):
+            tokens.append(ids_K[int(_invert(weights_K[None], generator)[0])])
+    return drawn
+
+
+@torch.no_grad()
 def sample_documents(
     model: Any,
     tokenizer: PreTrainedTokenizerBase,

@@ -1,0 +1,52 @@
+"""Chosen rows from their cached states on are the rows alone through the whole model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edit_hooks.contract.subject import tiny_model
+from edit_hooks.gradient.labeled_rows import LabeledRow
+from edit_hooks.gradient.row_pool import CachedPool, PlainPool
+from edit_hooks.gradient.weight_copies import WeightCopies
+from edit_hooks.modeling.architectures import architecture_of
+from edit_hooks.modeling.lm_head import WHOLE_VOCAB, TokenSelection
+
+ROWS = [
+    LabeledRow(list(range(3, 3 + length)), [(length - 1, 7), *([(length - 2, 9)] if length % 2 else [])])
+    for length in (9, 4, 5, 12, 3, 8)
+]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma3_text"])
+def test_the_cached_pool_is_the_plain_one(family: str) -> None:
+    """Two edits with weights of their own; every call has other rows, in any order."""
+    model = tiny_model(family)
+    names = [architecture_of(model).rewrite_name(layer) for layer in (1, 2)]
+    pools = CachedPool(model, ROWS, names), PlainPool(model, ROWS, names)
+    copies = WeightCopies(model, names, train_bias=False, num_edits=2)
+    noise = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for leaf in copies.leaves.values():
+            leaf += torch.randn(leaf.shape, generator=noise) * 0.1
+    tokens: list[TokenSelection] = [torch.tensor([7, 9, 30]), WHOLE_VOCAB]
+    for chosen in ([[3, 1], [4, 0]], [[2, 2], [5, 3]], [[1], [3]]):
+        with copies.used_by_model():
+            found = pools[0].logits(chosen, tokens)
+        expected = []
+        for edit, rows in enumerate(chosen):
+            own = WeightCopies(model, names, train_bias=False)
+            with torch.no_grad():
+                for name, leaf in own.leaves.items():
+                    leaf.copy_(copies.leaves[name][edit : edit + 1])
+            with own.used_by_model():
+                expected += pools[1].logits([rows], tokens[edit : edit + 1])
+        for ours, plain in zip(found, expected, strict=True):
+            assert ours.shape == plain.shape
+            torch.testing.assert_close(ours, plain, atol=2e-5, rtol=1e-4)
+    assert found[0].requires_grad
+
+
+def test_the_cut_has_the_fewest_tokens() -> None:
+    assert CachedPool._best_cut([[20, 19, 5, 4], [21, 18, 6, 2]]) == 2  # 2 * 21 + 2 * 6 tokens per edit
+    assert CachedPool._best_cut([[7, 7, 7]]) == 0  # one group
