@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 SUMMARIES = ("unscored", "unscored_reason", "edit", "judge", "bypass")  # columns of a task that are no metric
 SEPARATOR = "@"  # before a population, and before a stage: ``efficacy_match@wrong_em@immediate``
@@ -78,27 +79,43 @@ def read_columns(saved: Mapping[str, Any], declared: Collection[str] = ()) -> It
         saved: ``<column>,<filter>`` -> value, or ``<column>`` -> value in samples.
         declared: metrics that the task declares; their names are never companions of others.
     """
-    columns: dict[tuple[str, str], MetricColumn] = {}
+    for key, metric, stage, pipeline, companions in _layout(tuple(saved), frozenset(declared)):
+        yield MetricColumn(metric, stage, pipeline, saved[key], {ending: saved[name] for ending, name in companions})
+
+
+class _Place(NamedTuple):
+    """A metric among the columns of a task; ``companions`` are pairs of ending and key."""
+
+    key: str
+    metric: str
+    stage: str
+    filter: str
+    companions: list[tuple[str, str]]
+
+
+@functools.lru_cache(maxsize=256)
+def _layout(keys: tuple[str, ...], declared: frozenset[str]) -> list[_Place]:
+    """The metrics among these keys; every sample of a task has the same ones."""
+    places: dict[tuple[str, str], _Place] = {}
     later = []
-    for key, value in saved.items():
+    for key in keys:
         name, _, pipeline = key.partition(",")
-        base, ending = _companion(name, saved, pipeline, declared)
+        base, ending = _companion(name, keys, pipeline, declared)
         if base:
-            later.append((base, ending, pipeline, value))
+            later.append((base, pipeline, ending, key))
         elif name not in SUMMARIES:
-            metric, stage = split_stage(name)
-            columns[name, pipeline] = MetricColumn(metric, stage, pipeline, value)
-    for base, ending, pipeline, value in later:
-        if column := columns.get((base, pipeline)):
-            column.companions[ending] = value
-    yield from columns.values()
+            places[name, pipeline] = _Place(key, *split_stage(name), pipeline, [])
+    for base, pipeline, ending, key in later:
+        if place := places.get((base, pipeline)):
+            place.companions.append((ending, key))
+    return list(places.values())
 
 
-def _companion(name: str, saved: Mapping[str, Any], pipeline: str, declared: Collection[str]) -> tuple[str, str]:
+def _companion(name: str, keys: Collection[str], pipeline: str, declared: Collection[str]) -> tuple[str, str]:
     """The column that a column accompanies, and how; two empty texts for a column of its own."""
     if name not in declared:
         for ending in COMPANIONS:
             base = name.removesuffix(f"_{ending}")
-            if base != name and (f"{base},{pipeline}" if pipeline else base) in saved:
+            if base != name and (f"{base},{pipeline}" if pipeline else base) in keys:
                 return base, ending
     return "", ""
