@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from time import monotonic
 from types import TracebackType
 
 from tqdm import tqdm
+
+from edit_hooks.utils.durations import spell_duration
 
 
 class StoredBar:
     """Counts finished edits, and shows those of the running batch beside them.
 
-    A batch is stored once all of its edits are computed: 16 edits, or 64 on a GPU.
+    A batch is stored once all of its edits are computed: 16 edits, or 64 on a GPU. The time left is that of computing,
+    since tqdm knows no rate before the first batch is stored.
 
     Args:
         is_stored: finished edits are in the store; without one, a kill loses all of them.
@@ -18,6 +22,7 @@ class StoredBar:
 
     def __init__(self, total: int, label: str, *, is_stored: bool, quiet: bool) -> None:
         self._running, self._note = 0, " not stored yet" if is_stored else " of a batch"
+        self._total, self._finished, self._computed, self._start = total, 0, 0, monotonic()
         self._bar = tqdm(total=total, desc=label, unit="edit", disable=quiet)
 
     def __enter__(self) -> StoredBar:
@@ -31,10 +36,14 @@ class StoredBar:
     def computed(self, count: int) -> None:
         """Edits of the running batch are computed, and lost by a kill."""
         self._running += count
-        self._bar.set_postfix_str(f"{self._running} more computed,{self._note}")
+        self._computed += count
+        left = max(self._total - self._finished - self._running, 0)
+        seconds = (monotonic() - self._start) / self._computed * left
+        self._bar.set_postfix_str(f"{self._running} more computed,{self._note}; {spell_duration(seconds)} left")
 
     def finished(self, count: int = 1) -> None:
         """Edits are stored, or known to fail."""
+        self._finished += count
         self._bar.update(count)
 
     def end_batch(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ class Recorded:
 def edits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> IndependentEdits:
     """Batches of two, and a store."""
     monkeypatch.setattr(stored_bar, "tqdm", Recorded)
+    seconds = itertools.count(step=10)  # the clock is read once per computed edit
+    monkeypatch.setattr(stored_bar, "monotonic", lambda: next(seconds))
     monkeypatch.setattr(independent, "BATCH", 2)
     tiny = build_model("llama"), build_tokenizer("byte_bpe_bos")
     editor = load_editor("ft_m", {"layers": [1], "num_steps": 2})
@@ -62,7 +65,7 @@ def test_it_counts_what_is_stored(edits: IndependentEdits, monkeypatch: pytest.M
     list(edits.in_order([(request,) for request in EDITS]))
     assert counted[-1] == (5, 5) and all(shown == stored for shown, stored in counted)
     first = Recorded.shown[: Recorded.shown.index((2, ""))]
-    notes = ["1 more computed, not stored yet", "2 more computed, not stored yet"]
+    notes = ["1 more computed, not stored yet; 40 s left", "2 more computed, not stored yet; 30 s left"]
     assert first == [(0, notes[0]), (0, notes[1]), (1, notes[1]), (2, notes[1])]
 
 
@@ -77,7 +80,7 @@ def test_a_kill_loses_what_stands_beside_it(edits: IndependentEdits, monkeypatch
     monkeypatch.setattr(stored_bar.StoredBar, "computed", killed)
     with pytest.raises(KeyboardInterrupt):
         list(edits.in_order([(request,) for request in EDITS]))
-    assert Recorded.shown[-1] == (2, "1 more computed, not stored yet") and saved(edits) == 2
+    assert Recorded.shown[-1] == (2, "1 more computed, not stored yet; 20 s left") and saved(edits) == 2
 
 
 def test_failed_edits_are_finished(edits: IndependentEdits, monkeypatch: pytest.MonkeyPatch) -> None:
