@@ -248,6 +248,14 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
     ),
     RunOption(name="icl_args", default=None, changes="settings", column="settings"),
     RunOption(
+        name="family",
+        default=None,
+        changes="edits",
+        is_text=True,
+        help="`package.module:ROW`, the names of the modules of a model in which they are not found "
+        "([model families](docs/reference/models.md))",
+    ),
+    RunOption(
         name="store",
         default=None,
         changes="nothing",

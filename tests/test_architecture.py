@@ -20,8 +20,10 @@ from package_copy import PACKAGES, copy_packages
 from paths import ROOT
 
 from edit_hooks.base.editor import Editor
+from edit_hooks.base.model_support import SELF_CHECK
 from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.deltas.hook_edit import HOOK_KINDS, HookKind
+from edit_hooks.self_check.run import require_support
 from edit_hooks.training.find import trainer_class
 from edit_hooks.utils.plugins import import_object
 from lm_eval_tasks.common.scoring.aggregation import AGGREGATIONS
@@ -30,6 +32,7 @@ TRAINED = {name: editor_class(name) for name in EDITORS if editor_class(name).tr
 # The tables of built-in plug-ins, and what classes name as those of other packages do: the only strings that name a
 # module of a higher room.
 LOOKUP_TABLES: dict[str, dict[str, str]] = {
+    "edit_hooks/base/model_support.py": {"self-check": SELF_CHECK},
     "edit_hooks/base/registry.py": EDITORS,
     "edit_hooks/deltas/hook_edit.py": HOOK_KINDS,
     **{f"{editor.__module__.replace('.', '/')}.py": {name: str(editor.trainer)} for name, editor in TRAINED.items()},
@@ -144,6 +147,7 @@ def test_the_lookup_tables_name_classes_that_exist() -> None:
         assert issubclass(editor, Editor) and editor.name == name
     for path in HOOK_KINDS.values():
         assert issubclass(import_object(path, "hook kind"), HookKind)
+    assert import_object(SELF_CHECK, "self-check") is require_support
 
 
 IMPORT_ALL = """

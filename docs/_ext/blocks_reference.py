@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from typing import Any
 
-from block import Block, definition, table
+import yaml
+from block import ROOT, Block, definition, table
 
 from edit_hooks.lm.options.harness import PARENT_OPTIONS
-from edit_hooks.modeling.architectures import ARCHITECTURES
 from lm_edit.figures.registry import all_figures
 from lm_edit.results import schema
 from lm_edit.sweeps.plan import load_plan, shipped_plans
 
+FAMILIES = ROOT / "docs" / "_data" / "families.yaml"
 PUBLIC = ("edit_hooks", "edit_hooks.training", "edit_hooks.contract", "judges", "lm_eval_tasks", "lm_edit")
 COLUMNS = {
     "results": schema.RESULT_COLUMNS,
@@ -60,12 +62,22 @@ def plans(_: str) -> Block:
 
 
 def families(_: str) -> Block:
-    """Model families: the type in a model's configuration, and the modules that editors use."""
-    rows = []
-    for name, row in sorted(ARCHITECTURES.items()):
-        post = f"`{row.post_norm}`" if row.post_norm else "-"
-        rows.append([f"`{name}`", f"`{row.rewrite}`", ", ".join(f"`{module}`" for module in row.mlp_in), post])
-    return Block(table(["`model_type`", "edited projection", "MLP input", "norm behind the MLP"], rows))
+    """Model families by the result of their self-check, those with the largest offer first, and the number of each."""
+    rows: dict[str, dict[str, Any]] = yaml.safe_load(FAMILIES.read_text(encoding="utf-8"))
+    offers: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        offers.setdefault(row["offer"], []).append(name)
+    most_first = sorted(offers, key=lambda offer: -len(offers[offer]))
+    counts = "; ".join(f"{offer}: {len(offers[offer])}" for offer in most_first)
+    heads = ("`model_type`", "class", "offered", "blocks", "scale", "what fails")
+    cells = [_family(name, rows[name]) for offer in most_first for name in offers[offer]]
+    return Block(f"{len(rows)} families ({counts}).\n\n{table(heads, cells)}")
+
+
+def _family(name: str, row: dict[str, Any]) -> list[str]:
+    fails = "; ".join(f"{check}: {reason}" for check, reason in row.get("failed", {}).items())
+    scale = "" if "blocks" not in row else "none" if row["scale"] is None else f"{row['scale']:g}"
+    return [f"`{name}`", f"`{row['class']}`", row["offer"], str(row.get("blocks", "")), scale, fails]
 
 
 def figures(_: str) -> Block:

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.modeling.adapter_layers import require_additive, require_trainable
+from edit_hooks.modeling.architectures import text_config
 from edit_hooks.modeling.tokens import encode, first_token_past, tokens_in_span
 from edit_hooks.modeling.weights import is_quantized
 from edit_hooks.request import EditRequest, require_subjects, require_text
@@ -18,7 +19,7 @@ from edit_hooks.utils.slots import SLOT, escape_braces
 
 def position_limit(config: object) -> int | None:
     """Number of positions of a model, from its config; ``None`` if it names none."""
-    limit = getattr(config, "max_position_embeddings", None)
+    limit = getattr(text_config(config), "max_position_embeddings", None)
     return limit if isinstance(limit, int) else None
 
 

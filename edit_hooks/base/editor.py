@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.checks import position_limit, require_deltas, require_editable, require_positions, require_tokens
 from edit_hooks.base.config import FILE_DIGESTS, EditorConfig
+from edit_hooks.base.model_support import TargetsOf, check_targets, nearest_editable, require_support
 from edit_hooks.base.origin import UNNAMED, LayersFrom, SettingsOrigin, report_origin_once
 from edit_hooks.base.shipped import ShippedSettings, find_file, find_shipped
 from edit_hooks.deltas.delta import Delta
@@ -195,11 +196,17 @@ class Editor(abc.ABC, Generic[ConfigT]):
         model_config = unwrapped(model).config
         shipped = find_shipped(self.config_folders, model_config, self.overrides.get("shipped"))
         config = shipped.under(self.overrides, self.config_class)
+        is_default = config.layers is None
         if config.layers is None:
             config.layers = self.default_layers(model_config)
         check_layers(config.layers, model_config)
-        architecture_of(model_config)
+        inner = unwrapped(model)
+        if is_default and architecture_of(inner).is_mixed:
+            config.layers = nearest_editable(inner, config.edited_layers, self._targets_of(config, inner))
         return config
+
+    def _targets_of(self, config: ConfigT, model: PreTrainedModel) -> TargetsOf:
+        return lambda layers: self.target_modules(dataclasses.replace(config, layers=layers), model)
 
     def settings_origin(self, model: nn.Module) -> SettingsOrigin:
         """Return where the settings for a model come from; not for editors of contexts alone."""
@@ -271,6 +278,8 @@ class Editor(abc.ABC, Generic[ConfigT]):
                     name: value for name, value in stored.items() if name != FILE_DIGESTS and explicit[name] != value
                 }
                 config = dataclasses.replace(config, **sampled)
+            if self.writes != ("context",) and not require_support(inner).fast and config.engine == "fast":
+                config = dataclasses.replace(config, engine="reference")
             self.prepare(config, inner, tokenizer)
             self._resolved[inner] = config
         return self._resolved[inner]
@@ -314,12 +323,12 @@ class Editor(abc.ABC, Generic[ConfigT]):
         return [arch.rewrite_name(layer) for layer in config.edited_layers]
 
     def check_model(self, model: nn.Module) -> None:
-        """Refuse models whose weights this editor cannot edit; computes nothing.
+        """Refuse models whose weights this editor cannot edit; computes nothing but the self-check of an unknown one.
 
         Raises:
-            EditingError: a compiled model, quantized weights of an unsupported kind anywhere in it, or of a supported
-                kind in a module that this editor cannot edit quantized, and modules inside an adapter that its updates
-                do not fit.
+            EditingError: maps that fail the self-check, a compiled model, quantized weights of an unsupported kind
+                anywhere in it, or of a supported kind in a module that this editor cannot edit quantized, and modules
+                inside an adapter that its updates do not fit.
         """
         refuse_compiled(model)
         inner = unwrapped(model)
@@ -327,6 +336,9 @@ class Editor(abc.ABC, Generic[ConfigT]):
             return
         check_weights(inner)
         keep_layout(inner)
+        if require_support(inner).unusable:
+            config = self.default_config(inner)
+            check_targets(self.name, inner, config.edited_layers, self._targets_of(config, inner))
         through_adapters = "weights" in self.writes and has_adapter_layers(inner)
         if through_adapters or (not self.edits_quantized and has_quantized_weights(inner)):
             names = self.target_modules(self.default_config(inner), inner)

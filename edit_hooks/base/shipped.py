@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from edit_hooks.base.config import EditorConfig
-from edit_hooks.modeling.architectures import num_layers
+from edit_hooks.modeling.architectures import num_layers, text_config
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
 from edit_hooks.utils.yaml_io import read_yaml
 
@@ -87,6 +87,7 @@ def find_shipped(folders: Sequence[str], config: Any, name: str | None = None) -
         folder, content = find_file(folders, name)
         moved = _moved(content, num_layers(config))
         return ShippedSettings(f"{folder}/{name}.yaml", moved, dict(content.get("training", {})))
+    config = text_config(config)
     for folder in folders:
         for stem, content in shipped_files(folder):
             if all(getattr(config, key, None) == value for key, value in content["matches"].items()):

@@ -19,12 +19,12 @@ from edit_hooks.contract.batch_checks import check_generation, check_rows
 from edit_hooks.contract.state import changes, random_states, snapshot
 from edit_hooks.contract.subject import EDIT_REQUESTS, Subject, distance, recording_tokenizer, require
 from edit_hooks.contract.tiny_models import (
-    NATURAL_TOKENIZER,
     NUM_LAYERS,
     SENTENCES,
     build_model,
     build_tokenizer,
     build_wider_model,
+    natural_tokenizer,
 )
 from edit_hooks.deltas.apply import AppliedDeltas, edited
 from edit_hooks.deltas.delta import Delta, Factor
@@ -129,7 +129,7 @@ def check_batch(subject: Subject) -> None:
 
 def check_padding(subject: Subject) -> None:
     """Neither the order of requests nor the tokenizer's padding side matters."""
-    tokenizer = build_tokenizer(NATURAL_TOKENIZER[subject.model_type])
+    tokenizer = build_tokenizer(natural_tokenizer(subject.model_type))
     tokenizer.padding_side = "left"
     backwards = subject.make().edit(subject.model, tokenizer, EDIT_REQUESTS[::-1])
     require(tokenizer.padding_side == "left", "the tokenizer's padding side was changed")

@@ -11,6 +11,7 @@ import torch
 
 from edit_hooks.base.registry import editor_class
 from edit_hooks.contract.checks import CHECKS, Check
+from edit_hooks.contract.family_configs import FAMILY_CONFIGS
 from edit_hooks.contract.subject import ContractViolation, Subject
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES
 from edit_hooks.utils.errors import EditingError, near_misses
@@ -75,10 +76,10 @@ def choose_checks(names: Sequence[str] | None) -> list[Check]:
 
 
 def choose_families(names: Sequence[str] | None) -> list[str]:
-    """Model families by name; all without names."""
+    """Model families by name; without names those on which the tests run every editor."""
     if names is None:
         return list(ALL_MODEL_TYPES)
-    _require_known("model family", names, ALL_MODEL_TYPES)
+    _require_known("model family", names, (*ALL_MODEL_TYPES, *FAMILY_CONFIGS))
     return list(names)
 
 

@@ -14,10 +14,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from edit_hooks.answers import ScoredContinuation
 from edit_hooks.base.editor import CONTRACT_TEXTS, Editor
 from edit_hooks.base.registry import editor_class
-from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, REQUESTS, SENTENCES, build_model, build_tokenizer
+from edit_hooks.contract.tiny_models import REQUESTS, SENTENCES, build_model, build_tokenizer, natural_tokenizer
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference.items import Limits, ScoreItem
 from edit_hooks.inference.scoring import score
+from edit_hooks.modeling.architectures import text_config
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.request import EditRequest
 
@@ -79,7 +80,7 @@ class Subject:
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        return tiny_tokenizer(NATURAL_TOKENIZER[self.model_type])
+        return tiny_tokenizer(natural_tokenizer(self.model_type))
 
     @functools.cached_property
     def capabilities(self) -> Editor[Any]:
@@ -119,7 +120,7 @@ class Subject:
         """The target of a request after its prompt."""
         context = delta.contexts[0].before(request.text) if delta is not None and delta.contexts else ""
         prompt, target = split_continuation(self.tokenizer, context + request.text, request.continuation)
-        room = self.model.config.max_position_embeddings + 1 - len(target)
+        room = text_config(self.model).max_position_embeddings + 1 - len(target)
         return ScoreItem(tuple(prompt[-room:]), tuple(target))
 
     def target_nll(self, delta: Delta | None, request: EditRequest) -> float:

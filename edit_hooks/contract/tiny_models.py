@@ -1,6 +1,6 @@
 """Tiny random-weight models and tokenizers, built in the process: no downloads, milliseconds each.
 
-One model per row of :mod:`edit_hooks.modeling.architectures`, and one tokenizer per way of writing spaces and BOS that
+One model per family on which the tests run every editor, and one tokenizer per way of writing spaces and BOS that
 matters to editing. Weights depend on the model type and the seed only, so a test may quote numbers.
 """
 
@@ -10,6 +10,7 @@ import functools
 import json
 import warnings
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from edit_hooks.contract.family_configs import FAMILY_CONFIGS, NUM_LAYERS
 
 VOCAB_SIZE = 512
-NUM_LAYERS = 3
 EDIT_LAYER = 1  # one block below it (so something is frozen) and one above (so something reads the edit)
 
 # Sentences of our own. Accents and an emoji make the byte-level pieces split characters.
@@ -231,6 +233,11 @@ NATURAL_TOKENIZER = {
 }
 
 
+def natural_tokenizer(model_type: str) -> str:
+    """The kind of tokenizer that a tiny model has unless another is named."""
+    return NATURAL_TOKENIZER.get(model_type, "byte_bpe")
+
+
 def build_model(
     model_type: str,
     *,
@@ -240,21 +247,36 @@ def build_model(
     **overrides: Any,
 ) -> PreTrainedModel:
     """A fresh model in eval mode. float32 weights are drawn first and rounded, so both dtypes are the same model."""
-    tokenizer = build_tokenizer(tokenizer_kind or NATURAL_TOKENIZER[model_type])
-    settings = {
+    config = _configuration(model_type, tokenizer_kind or natural_tokenizer(model_type), overrides)
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    _randomize(model, seed)
+    return model.to(dtype).eval()
+
+
+def build_outline(model_type: str) -> PreTrainedModel:
+    """A model without weights, on the meta device, for its structure."""
+    config = _configuration(model_type, natural_tokenizer(model_type), {})
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def _configuration(model_type: str, tokenizer_kind: str, overrides: Mapping[str, Any]) -> PretrainedConfig:
+    tokenizer = build_tokenizer(tokenizer_kind)
+    shared = {
         "vocab_size": VOCAB_SIZE,
         "initializer_range": 0.2,
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
-        **MODEL_CONFIGS[model_type],
-        **overrides,
     }
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+    own = {**(MODEL_CONFIGS.get(model_type) or FAMILY_CONFIGS[model_type]), **overrides}
+    nested = "text_config" in own  # a model for images, too
+    settings = {**own, "text_config": {**shared, **own["text_config"]}} if nested else {**shared, **own}
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings), dtype=torch.float32)
-    _randomize(model, seed)
-    return model.to(dtype).eval()
+        return AutoConfig.for_model(model_type, **settings)
 
 
 def build_wider_model(model_type: str) -> PreTrainedModel:
@@ -281,7 +303,7 @@ def save_tiny(
     path: Path, model_type: str, tokenizer_kind: str | None = None, dtype: torch.dtype = torch.float32, **overrides: Any
 ) -> Path:
     """Write model and tokenizer in Hugging Face format under `path` and return the folder, for `pretrained=`."""
-    kind = tokenizer_kind or NATURAL_TOKENIZER[model_type]
+    kind = tokenizer_kind or natural_tokenizer(model_type)
     variant = f"-{zlib.crc32(repr(sorted(overrides.items())).encode()):08x}" if overrides else ""
     folder = Path(path) / f"{model_type}-{kind}-{str(dtype).removeprefix('torch.')}{variant}"
     build_model(model_type, tokenizer_kind=kind, dtype=dtype, **overrides).save_pretrained(folder)

@@ -17,6 +17,7 @@ from edit_hooks.deltas.hook_edit import HookEdit, HookKind, kind_class
 from edit_hooks.deltas.row_adapters import PerRowAdapters
 from edit_hooks.modeling.architectures import edited_module, head_of, linear_of, unwrapped
 from edit_hooks.modeling.hooks import hooks
+from edit_hooks.modeling.support import rows_can_differ
 from edit_hooks.utils.errors import EditingError
 
 
@@ -31,6 +32,8 @@ def acts_per_row(model: nn.Module, delta: Delta | None) -> bool:
     if not delta.acts_per_row:
         return False
     inner = unwrapped(model)
+    if delta.factors and not rows_can_differ(inner):
+        return False
     modules = [edited_module(inner, name) for name in delta.factors]
     return all(isinstance(linear_of(one), nn.Linear | Conv1D) and one is not head_of(inner) for one in modules)
 

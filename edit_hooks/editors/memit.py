@@ -82,6 +82,7 @@ from edit_hooks.modeling.architectures import (
     unwrapped,
     weight_of,
 )
+from edit_hooks.modeling.support import contribution_scale
 from edit_hooks.modeling.weights import weight_norm
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
@@ -343,6 +344,7 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
         self.requests = job.requests
         self.rows, self.values, self.through_norm = rows, values, through_norm
         self.arch = architecture_of(job.model)
+        self.scale = contribution_scale(job.model)
         self.layers = job.config.edited_layers
         indices = list(range(len(rows)))
         self.groups = [indices] if job.joint else [[index] for index in indices]
@@ -415,6 +417,8 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
         if self.target_ED is None:
             self.start_ED, self.target_ED = current_ED, self._targets(readings.hidden_ED)
         share_ED = (self.target_ED - current_ED) / self.editor.divisor(len(self.layers) - index)
+        if not self.editor.measures_output:
+            share_ED = share_ED / self.scale  # Granite scales what its blocks add to the residual stream
         if not self.through_norm:
             return share_ED
         outputs_ED = readings.outputs_ED[layer].double()
@@ -438,7 +442,7 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
             return value_ED
         if self.editor.measures_output:
             return self._normalize(value_ED)
-        return hidden_ED.double() + self._normalize(value_ED) - self._normalize(v0_ED)
+        return hidden_ED.double() + self.scale * (self._normalize(value_ED) - self._normalize(v0_ED))
 
     def _post_norm(self, layer: int) -> nn.Module:
         return self.model.get_submodule(self.arch.post_norm_name(layer))

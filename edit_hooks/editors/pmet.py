@@ -148,7 +148,7 @@ class PairReference(ReferenceForward):
         return _record_both(super()._recording(column_R), self, column_R)
 
     def _adding(self, delta_ED: torch.Tensor) -> contextlib.AbstractContextManager[None]:
-        names = (self.arch.attention_out.format(self.layer), self.arch.rewrite_name(self.layer))
+        names = (*self.arch.module_names("attention_out", self.layer), self.arch.rewrite_name(self.layer))
         both = zip(names, delta_ED.chunk(2, dim=1), strict=True)
         return hooks(*(on_output(self.model.get_submodule(name), self._plus(offset)) for name, offset in both))
 
@@ -161,7 +161,7 @@ def _record_both(
     recording: contextlib.AbstractContextManager[ReadActivations], forward: PairForward, column_R: torch.Tensor
 ) -> Iterator[ReadActivations]:
     """Record the outputs of both projections as the site's activations, [R, 2 d]."""
-    attention = forward.model.get_submodule(forward.arch.attention_out.format(forward.layer))
+    attention = forward.model.get_submodule(*forward.arch.module_names("attention_out", forward.layer))
     records: dict[str, torch.Tensor] = {}
 
     def read_both() -> SiteActivations:

@@ -172,20 +172,15 @@ class UltraEditConfig(EditorConfig):
             EditingError: the model's family has no map of a role.
         """
         arch = architecture_of(model)
-        templates = {
-            "rewrite": arch.rewrite,
-            "up": arch.mlp_in[-1],
-            "gate": arch.mlp_in[0] if arch.mlp_in[1:] else None,
-        }
         names = []
         for role, layers in (self.modules or {"rewrite": self.edited_layers}).items():
-            template = templates[role]
-            if template is None:
-                raise EditingError(
-                    f"'modules' names {role!r}, but these models have no separate map for it; they have "
-                    f"{', '.join(name for name, path in templates.items() if path)}."
-                )
-            names += [template.format(layer) for layer in layers]
+            for layer in layers:
+                maps = arch.module_names("rewrite" if role == "rewrite" else "mlp_in", layer)
+                if role == "gate" and len(maps) == 1:
+                    raise EditingError(
+                        "'modules' names 'gate', but these models have no separate map for it; they have rewrite, up."
+                    )
+                names.append(maps[0] if role == "gate" else maps[-1])
         return names
 
 

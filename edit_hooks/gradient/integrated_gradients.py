@@ -71,7 +71,7 @@ class TokenProbability:
         self._widths: dict[int, int] = {}
         for layer in layers:
             rewrite = model.get_submodule(arch.rewrite_name(layer))
-            first = model.get_submodule(arch.mlp_in[0].format(layer))
+            first = model.get_submodule(arch.module_names("mlp_in", layer)[0])
             self._modules[layer] = first if site == "before_activation" else rewrite
             self._widths[layer] = map_shape(rewrite)[1]
         self.activations: dict[int, torch.Tensor] = {}

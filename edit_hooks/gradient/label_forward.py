@@ -100,7 +100,12 @@ class CachedLabelForward:
         self.fixed = self._fixed_modules(trained)
         self.outputs = self._run_fixed() if outputs is None else outputs
         last = num_layers(model) - 1
-        position_wise = [*self.arch.module_names("attention_out", last), self.arch.mlp_name(last)]
+        position_wise = [
+            name
+            for role in ("attention_out", "mlp")
+            if self.arch.has(role, last)
+            for name in self.arch.module_names(role, last)
+        ]
         self.at_labels = [name for name in position_wise if not _any_within(trained, name)]
 
     def _fixed_modules(self, trained: Sequence[str]) -> list[_FixedModules]:
@@ -110,7 +115,10 @@ class CachedLabelForward:
         if first > 0:
             below = tuple(arch.block_name(layer) for layer in range(first))
             fixed.append(_FixedModules(below[-1], below))
-        attention, mlp_in = arch.attention.format(first), arch.module_names("mlp_in", first)
+        if not arch.has("attention", first):
+            return fixed
+        attention = arch.attention_name(first)
+        mlp_in = arch.module_names("mlp_in", first) if arch.has("mlp_in", first) else []
         if not _any_within(trained, attention):
             fixed.append(_FixedModules(attention, (attention,)))
             if not any(_any_within(trained, name) for name in mlp_in):

@@ -67,7 +67,7 @@ from edit_hooks.lm.sessions import (
 from edit_hooks.lm.stock.checks import OrdinaryTasks
 from edit_hooks.lm.stock.texts import stock_items, stock_text, watched_texts
 from edit_hooks.lm.stock.unedited import UneditedStock, counted_pairs
-from edit_hooks.modeling.architectures import architecture_of, unwrapped
+from edit_hooks.modeling.architectures import architecture_of, register_family, unwrapped
 from edit_hooks.modeling.generation_settings import answering_parts, require_followed
 from edit_hooks.modeling.identity import ModelIdentity, model_identity
 from edit_hooks.modeling.tokens import require_offsets
@@ -79,6 +79,7 @@ from edit_hooks.utils.files import names_file
 from edit_hooks.utils.hashing import code_fingerprint
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.options import settings_file
+from edit_hooks.utils.plugins import import_object
 from edit_hooks.utils.scopes import undone
 
 log = get_logger("lm_eval.edited_hf")  # lm-eval sets the verbosity of its own loggers only
@@ -138,6 +139,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self.plan = dataclasses.replace(planned, unusable=self._find_unusable(planned.requests))
         if self._store is not None:  # refuses a path that cannot be a folder
             read_code(None if self.options.load_edit else self.editor)
+        if self.options.family is not None:
+            register_family(self.config.model_type, import_object(self.options.family, "family"))
         self._saved_edit = self._read_saved_edit()
         quantization = {name: kwargs[name] for name in QUANTIZATION_OPTIONS if name in kwargs}
         self._origin = self._check_editor(quantization) if self.options.makes_edits else None
@@ -162,9 +165,10 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         require_offsets(self.tokenizer)
         changes_model = self.editor.writes != ("context",)
         if changes_model:
-            architecture_of(self.config)
             check_quantization(self.editor, self.config, quantization)
         outline = self.outline
+        if changes_model:
+            architecture_of(outline)
         self.editor.check_settings(outline)
         if not changes_model:
             return None

@@ -88,9 +88,13 @@ class RestoredRuns:
         self.model, self.samples = model, samples
         self.depth = num_layers(model)
         arch = architecture_of(model)
-        templates: dict[Kind, str] = {"state": arch.block, "mlp": arch.mlp, "attention": arch.attention}
+        names: dict[Kind, Callable[[int], str]] = {
+            "state": arch.block_name,
+            "mlp": arch.mlp_name,
+            "attention": arch.attention_name,
+        }
         self.modules = {
-            kind: [model.get_submodule(templates[kind].format(layer)) for layer in range(self.depth)] for kind in KINDS
+            kind: [model.get_submodule(names[kind](layer)) for layer in range(self.depth)] for kind in KINDS
         }
         self.ids_FT, mask_FT = right_padded([fact.ids for fact in facts], input_device(model))
         self.last_F = mask_FT.sum(1) - 1

@@ -114,8 +114,11 @@ class SuffixForward:
         block, layer = self.arch.block_name, self.layer
         if self.site == "block":
             return [CachedModule(block(layer), tuple(block(number) for number in range(layer + 1)), True)]
-        attention, mlp = self.arch.attention.format(layer), self.arch.mlp_name(layer)
-        modules = [CachedModule(attention, (attention,), False), CachedModule(mlp, (mlp,), True)]
+        mlp = self.arch.mlp_name(layer)
+        modules = [CachedModule(mlp, (mlp,), True)]
+        if self.arch.has("attention", layer):
+            attention = self.arch.attention_name(layer)
+            modules.insert(0, CachedModule(attention, (attention,), False))
         if layer > 0:
             modules.append(CachedModule(block(layer - 1), tuple(block(number) for number in range(layer)), False))
         return modules

@@ -1,23 +1,31 @@
-"""Module names of each model family, by ``config.model_type``.
+"""Module names of a model by their roles: found from its structure, corrected or given by rows.
 
-Module templates are relative to the causal language model and take the block index. A new family is one row here and
-one tiny model in :mod:`edit_hooks.contract.tiny_models`.
+Module templates are relative to the causal language model and take the block index.
 """
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import EntryPoint
 from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
-from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.modeling.linear_maps import is_transposed as is_transposed
+from edit_hooks.modeling.linear_maps import linear_of as linear_of
+from edit_hooks.modeling.linear_maps import map_shape as map_shape
+from edit_hooks.modeling.linear_maps import weight_of as weight_of
+from edit_hooks.modeling.structure import BlockParts, find_blocks, most_common
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.plugins import import_object, registered
 
+ENTRY_POINTS = "lm_eval_editing.families"
 Role = Literal["rewrite", "mlp_in", "query_value", "attention_out"]
 ROLES: tuple[str, ...] = get_args(Role)
 
@@ -36,6 +44,8 @@ class Architecture:
             projection go through the non-linearity (fused projections begin with the gate).
         query_value: the query and value projections of the attention, or the fused projection that contains them.
         post_norm: the norm that the block applies to m^l before adding it to the residual stream, if it has one.
+        special: blocks with other modules: index -> attribute -> template, empty where the block has no such module.
+        routed: blocks with experts among which each token is routed.
     """
 
     block: str
@@ -46,30 +56,67 @@ class Architecture:
     mlp_in: tuple[str, ...]
     query_value: tuple[str, ...]
     post_norm: str | None = None
+    special: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    routed: frozenset[int] = frozenset()
 
     @property
     def normalizes_mlp_output(self) -> bool:
         """Whether m^l passes through a norm before it is added to the residual stream."""
         return self.post_norm is not None
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some blocks lack modules that others have, or all lack an MLP of linear maps."""
+        return bool(self.special) or not self.rewrite
+
     def block_name(self, layer: int) -> str:
         return self.block.format(layer)
 
     def mlp_name(self, layer: int) -> str:
-        return self.mlp.format(layer)
+        return self._name("mlp", layer)
 
     def rewrite_name(self, layer: int) -> str:
-        return self.rewrite.format(layer)
+        return self._name("rewrite", layer)
+
+    def attention_name(self, layer: int) -> str:
+        return self._name("attention", layer)
+
+    def has(self, attribute: str, layer: int) -> bool:
+        """Whether a block has the modules of an attribute."""
+        return bool(self._template(attribute, layer))
+
+    def _template(self, attribute: str, layer: int) -> Any:
+        return self.special.get(layer, {}).get(attribute, getattr(self, attribute))
+
+    def _name(self, attribute: str, layer: int) -> str:
+        template: str = self._required(attribute, layer)
+        return template.format(layer)
+
+    def _required(self, attribute: str, layer: int) -> Any:
+        """The template of a block.
+
+        Raises:
+            EditingError: the block has no such module.
+        """
+        template = self._template(attribute, layer)
+        if template:
+            return template
+        what = "attention" if attribute in ("attention", "attention_out", "query_value") else "MLP"
+        why = "is a mixture of experts" if what == "MLP" and layer in self.routed else "was not found"
+        raise EditingError(
+            f"block {layer}: its {what} {why}, so there is no linear map in the role {attribute!r} that edits could "
+            "change. lm-edit check-model names the blocks that have one; lora edits the attention with "
+            "editor_args=modules:query_value, and editors of prompts (ike, ice) and mode=none run on any model."
+        )
 
     def module_names(self, role: str, layer: int) -> list[str]:
-        """Names of the linear maps with a role (one of :data:`ROLES`) in a block."""
-        templates = {
-            "rewrite": (self.rewrite,),
-            "mlp_in": self.mlp_in,
-            "query_value": self.query_value,
-            "attention_out": (self.attention_out,),
-        }
-        return [template.format(layer) for template in templates[role]]
+        """Names of the linear maps with a role (one of :data:`ROLES`) in a block.
+
+        Raises:
+            EditingError: the block has none.
+        """
+        templates = self._required(role, layer)
+        return [template.format(layer) for template in ([templates] if isinstance(templates, str) else templates)]
 
     def all_module_names(self, roles: Iterable[str], layers: Iterable[int]) -> list[str]:
         """Names of the linear maps with these roles in these blocks, block by block.
@@ -87,88 +134,134 @@ class Architecture:
         Raises:
             EditingError: for ``mlp_in`` of a gated MLP, which has two input projections.
         """
-        if which == "mlp_in" and len(self.mlp_in) > 1:
+        (name, *others) = self.module_names("mlp_in" if which == "mlp_in" else "rewrite", layer)
+        if others:
             raise EditingError("module=mlp_in, but the MLPs of this model are gated: two maps lead in. Use mlp_out.")
-        return (self.mlp_in[0] if which == "mlp_in" else self.rewrite).format(layer)
+        return name
 
     def post_norm_name(self, layer: int) -> str:
-        assert self.post_norm is not None
-        return self.post_norm.format(layer)
+        return self._name("post_norm", layer)
 
 
-_LLAMA = Architecture(
-    block="model.layers.{}",
-    mlp="model.layers.{}.mlp",
-    rewrite="model.layers.{}.mlp.down_proj",
-    attention="model.layers.{}.self_attn",
-    attention_out="model.layers.{}.self_attn.o_proj",
-    mlp_in=("model.layers.{}.mlp.gate_proj", "model.layers.{}.mlp.up_proj"),
-    query_value=("model.layers.{}.self_attn.q_proj", "model.layers.{}.self_attn.v_proj"),
+# Classes of the families on which the tests run every editor. Their structure is known to be what was found, so they
+# need no self-check, and their MLP's output is that of its output map.
+TESTED_CLASSES = (
+    "GPT2LMHeadModel",
+    "GPTJForCausalLM",
+    "GPTNeoXForCausalLM",
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Phi3ForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Olmo2ForCausalLM",
 )
 
-
-_LLAMA_WITH_POST_NORM = replace(_LLAMA, post_norm="model.layers.{}.post_feedforward_layernorm")
-
-
-ARCHITECTURES: dict[str, Architecture] = {
-    "gpt2": Architecture(
-        block="transformer.h.{}",
-        mlp="transformer.h.{}.mlp",
-        rewrite="transformer.h.{}.mlp.c_proj",
-        attention="transformer.h.{}.attn",
-        attention_out="transformer.h.{}.attn.c_proj",
-        mlp_in=("transformer.h.{}.mlp.c_fc",),
-        query_value=("transformer.h.{}.attn.c_attn",),
-    ),
-    "gptj": Architecture(
-        block="transformer.h.{}",
-        mlp="transformer.h.{}.mlp",
-        rewrite="transformer.h.{}.mlp.fc_out",
-        attention="transformer.h.{}.attn",
-        attention_out="transformer.h.{}.attn.out_proj",
-        mlp_in=("transformer.h.{}.mlp.fc_in",),
-        query_value=("transformer.h.{}.attn.q_proj", "transformer.h.{}.attn.v_proj"),
-    ),
-    "gpt_neox": Architecture(
-        block="gpt_neox.layers.{}",
-        mlp="gpt_neox.layers.{}.mlp",
-        rewrite="gpt_neox.layers.{}.mlp.dense_4h_to_h",
-        attention="gpt_neox.layers.{}.attention",
-        attention_out="gpt_neox.layers.{}.attention.dense",
-        mlp_in=("gpt_neox.layers.{}.mlp.dense_h_to_4h",),
-        query_value=("gpt_neox.layers.{}.attention.query_key_value",),
-    ),
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": _LLAMA,
-    "phi3": replace(
-        _LLAMA,
-        mlp_in=("model.layers.{}.mlp.gate_up_proj",),
-        query_value=("model.layers.{}.self_attn.qkv_proj",),
-    ),
-    "gemma2": _LLAMA_WITH_POST_NORM,
-    "gemma3_text": _LLAMA_WITH_POST_NORM,
-    "olmo2": _LLAMA_WITH_POST_NORM,
-}
+_found: weakref.WeakKeyDictionary[nn.Module, Architecture] = weakref.WeakKeyDictionary()
+_given: dict[str, Architecture] = {}
 
 
-def architecture_of(model_or_config: object) -> Architecture:
-    """Look up the row of a model, or of its config, by ``config.model_type``.
+def register_family(model_type: str, row: Architecture) -> None:
+    """Use a row for the models of a type, in place of what their structure shows."""
+    if not isinstance(row, Architecture):
+        raise EditingError(
+            f"the family of model type {model_type!r} is a {type(row).__name__}; give an "
+            "edit_hooks.modeling.architectures.Architecture with the names of the modules."
+        )
+    _given[model_type] = row
+    _found.clear()
+
+
+def is_tested(model: nn.Module) -> bool:
+    """Whether a model is of a class on which the tests run every editor, with the modules found in it."""
+    cls = type(model)
+    is_stock = cls.__module__.startswith("transformers.") and cls.__name__ in TESTED_CLASSES
+    return is_stock and _given_row(model) is None
+
+
+def architecture_of(model: nn.Module) -> Architecture:
+    """The module templates of a causal model, with weights or without.
+
+    From the row of its ``model_type``, if a package or the option ``family`` brings one, else from its structure.
 
     Raises:
-        EditingError: for an unknown model type, with the list of known ones.
+        EditingError: no decoder blocks with an MLP or an attention were found.
     """
-    config = getattr(model_or_config, "config", model_or_config)
-    model_type = getattr(config, "model_type", None)
-    row = ARCHITECTURES.get(str(model_type))
-    if row is None:
+    inner = unwrapped(model)
+    if inner not in _found:
+        row = _given_row(inner)
+        if row is not None:
+            _require_modules(row, inner)
+        _found[inner] = row or _from_structure(inner)
+    return _found[inner]
+
+
+def _require_modules(row: Architecture, model: nn.Module) -> None:
+    """Refuse a row that names modules which the first block lacks.
+
+    Raises:
+        EditingError: with the first such name.
+    """
+    roles = [role for role in ("mlp", "attention", *ROLES) if row.has(role, 0)]
+    for name in (row.block_name(0), *(name for role in roles for name in row.module_names(role, 0))):
+        try:
+            model.get_submodule(name)
+        except AttributeError:
+            raise EditingError(f"the family's row names no module {name!r} of {type(model).__name__}.") from None
+
+
+def _given_row(model: nn.Module) -> Architecture | None:
+    model_type = str(getattr(model.config, "model_type", None))
+    if model_type not in _given and (entry := _registered_families().get(model_type)) is not None:
+        register_family(model_type, import_object(entry.value, "family"))
+    return _given.get(model_type)
+
+
+@functools.cache
+def _registered_families() -> dict[str, EntryPoint]:
+    """The entry points of installed packages, by ``model_type``."""
+    return registered(ENTRY_POINTS)
+
+
+def _from_structure(model: PreTrainedModel) -> Architecture:
+    config = text_config(model)
+    width = getattr(config, "hidden_size", None)
+    blocks = find_blocks(model, num_layers(model), width) if width else None
+    if blocks is None or not any(part.rewrite or part.attention for part in blocks.parts):
         raise EditingError(
-            f"no row for model type {model_type!r} in the architecture table, so its MLP output projections cannot be "
-            f"found.{near_misses(str(model_type), ARCHITECTURES)} Supported: {', '.join(sorted(ARCHITECTURES))}. "
-            "A new family is one row in edit_hooks/modeling/architectures.py; mode=none evaluates any model unedited."
+            f"no decoder blocks with an MLP or an attention were found in {type(model).__name__} (model type "
+            f"{config.model_type!r}), so there is nothing that edits of weights could change. Editors of prompts (ike, "
+            "ice) and mode=none run on any model; a package can name the modules (docs: a model family)."
         )
-    return row
+    parts = blocks.parts
+    if not is_tested(model):
+        # Some MLPs scale the map's output or add the residual stream to it; the map's own output is m^l in all.
+        parts = [replace(part, mlp=part.rewrite) for part in parts]
+    rows = [_templates(blocks.name, part) for part in parts]
+    usual = {name: most_common([row[name] for row in rows if row[name]]) for name in rows[0]}
+    special = {
+        layer: {name: value for name, value in row.items() if (value or None) != usual[name]}
+        for layer, row in enumerate(rows)
+    }
+    none = {name: () if name in ("mlp_in", "query_value") else "" for name in usual if usual[name] is None}
+    return Architecture(
+        block=f"{blocks.name}.{{}}",
+        **{**usual, **none, "post_norm": usual["post_norm"]},
+        special={layer: others for layer, others in special.items() if others},
+        routed=frozenset(layer for layer, part in enumerate(parts) if part.routed),
+    )
+
+
+def _templates(blocks: str, part: BlockParts) -> dict[str, Any]:
+    """Attributes of :class:`Architecture` for one block, ``None`` or empty where it has no such module."""
+
+    def full(name: Any) -> Any:
+        return tuple(map(full, name)) if isinstance(name, tuple) else name and f"{blocks}.{{}}.{name}"
+
+    names = ("mlp", "rewrite", "attention", "attention_out", "mlp_in", "query_value", "post_norm")
+    return {name: full(getattr(part, name)) for name in names}
 
 
 def unwrapped(model: nn.Module) -> PreTrainedModel:
@@ -192,12 +285,24 @@ def head_of(model: Any) -> nn.Module:
 
 def decoder_of(model: Any) -> nn.Module:
     """The model without its head: embeddings, blocks, and final norm."""
-    return getattr(model, model.base_model_prefix)
+    decoder: nn.Module | None = getattr(model, model.base_model_prefix, None)
+    return model.get_decoder() if decoder is None else decoder  # some classes have the prefix of a larger model
+
+
+def block_owner(model: nn.Module) -> nn.Module:
+    """The module that runs the blocks: the decoder, or the text model inside it."""
+    return model.get_submodule(architecture_of(model).block.rpartition(".")[0].rpartition(".")[0])
+
+
+def text_config(model_or_config: Any) -> Any:
+    """The configuration of the text model, which is a part of that of a model for images or sound as well."""
+    config = getattr(model_or_config, "config", model_or_config)
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 
 def num_layers(model_or_config: Any) -> int:
     """Number of decoder blocks."""
-    return int(getattr(model_or_config, "config", model_or_config).num_hidden_layers)
+    return int(text_config(model_or_config).num_hidden_layers)
 
 
 def edited_module(model: nn.Module, name: str) -> nn.Module:
@@ -210,47 +315,6 @@ def edited_module(model: nn.Module, name: str) -> nn.Module:
         return model.get_submodule(name)
     except AttributeError:
         raise EditingError(f"the model has no module {name!r}; was this edit made for another model?") from None
-
-
-def linear_of(module: nn.Module) -> nn.Module:
-    """Strip adapter layers (peft's) from a linear map or an embedding: the module whose weight is in use.
-
-    Of a module that the adapter replaces as a whole (``modules_to_save``) that is the adapter's copy.
-    """
-    own: Any = module
-    while True:
-        parts = own._modules
-        if isinstance(parts.get("modules_to_save"), nn.ModuleDict) and "original_module" in parts:
-            in_use = [] if own.disable_adapters else list(own.active_adapters)
-            own = parts["modules_to_save"][in_use[0]] if in_use else parts["original_module"]
-        elif (inner := parts.get("base_layer", parts.get("token_adapter"))) is not None:
-            own = inner
-        else:
-            return own
-
-
-def weight_of(module: nn.Module) -> nn.Parameter:
-    """The weight of a linear map or an embedding, inside an adapter layer or not.
-
-    For its device and dtype; :func:`edit_hooks.modeling.weights.read_weight` reads its numbers, also of quantized maps.
-    """
-    weight = linear_of(module).weight
-    assert isinstance(weight, nn.Parameter)
-    return weight
-
-
-def is_transposed(module: nn.Module) -> bool:
-    """Whether the weight is stored as [in, out], as in GPT-2's Conv1D."""
-    return isinstance(linear_of(module), Conv1D)
-
-
-def map_shape(module: nn.Module) -> tuple[int, int]:
-    """(output width d, input width f) of a linear map in either storage orientation, quantized or not."""
-    linear = linear_of(module)
-    if isinstance(linear, nn.Linear):  # the weight of a quantized one may be packed into another shape
-        return linear.out_features, linear.in_features
-    rows, columns = weight_of(module).shape
-    return (columns, rows) if is_transposed(module) else (rows, columns)
 
 
 def check_layers(layers: list[int], model_or_config: object) -> None:

@@ -102,6 +102,16 @@ def _report(model: Any, found: ForwardPass, reason: str) -> None:
         log.warning("%s runs slower than others: %s (%s).", type(model).__name__, ", ".join(slower), reason)
 
 
+def probe_rows(model: Any, lengths: Sequence[int]) -> list[list[int]]:
+    """Rows of different tokens, of these lengths, that are texts to any model."""
+    num_tokens = model.get_input_embeddings().weight.shape[0]
+    start = num_tokens // 3  # special tokens, such as those of images, are at the ends of a vocabulary
+    return [
+        [start + (7 * column + 3 * row) % max(1, num_tokens - start) for column in range(length)]
+        for row, length in enumerate(lengths)
+    ]
+
+
 class _Probe:
     """Tries the ways to run a model on a few tokens against plain calls of the model.
 
@@ -112,12 +122,7 @@ class _Probe:
 
     def __init__(self, model: Any) -> None:
         self.model, self.device, self.reason = model, input_device(model), ""
-        num_tokens = model.get_input_embeddings().weight.shape[0]
-        start = num_tokens // 3  # special tokens, such as those of images, are at the ends of a vocabulary
-        self.rows = [
-            [start + (7 * column + 3 * row) % max(1, num_tokens - start) for column in range(length)]
-            for row, length in enumerate(PROBE_LENGTHS)
-        ]
+        self.rows = probe_rows(model, PROBE_LENGTHS)
         self.alone = [self._plain([row])[0] for row in self.rows]
         self.has_nan = any(bool(logits_TV.isnan().any()) for logits_TV in self.alone)
 
@@ -144,7 +149,7 @@ class _Probe:
     def _holds(self, what: str, pairs: Callable[[], Iterator[tuple[torch.Tensor, torch.Tensor]]]) -> bool:
         """Whether all pairs of logits agree; computing them may fail in whatever way a model's code does."""
         try:
-            fails = "" if all(_agree(*pair) for pair in pairs()) else "other logits"
+            fails = "" if all(agree(*pair) for pair in pairs()) else "other logits"
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -214,7 +219,7 @@ class _Probe:
         return torch.stack([logits_TV[position] for logits_TV in self.alone])
 
 
-def _agree(found: torch.Tensor, expected: torch.Tensor) -> bool:
+def agree(found: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether logits are equal up to rounding, whose size depends on batch and shape.
 
     Other logits differ by as much as logits vary; rounding in bfloat16 is a few hundredths of that.

@@ -132,6 +132,19 @@ def model_identity(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Mode
     )
 
 
+def computation_identity(model: nn.Module) -> dict[str, Json]:
+    """What determines how a model computes, without the numbers in its weights: none of them is read."""
+    inner = unwrapped(model)
+    return {
+        "model": {**_class_of(inner), "modules": key_of(list(_module_settings(inner)))},
+        "config": {**_without(_plain(inner.config.to_dict()), CONFIG_EXCLUSIONS), **_implementations(inner)},
+        "tensors": key_of([[name, str(one.dtype), str(one.device.type)] for name, one in inner.named_parameters()]),
+        "adapters": sorted(getattr(inner, "peft_config", None) or {}),
+        "hooks": _hook_names(inner),
+        "libraries": _library_versions(has_adapters=True, is_quantized=True),
+    }
+
+
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """The entries in which two identities differ: ``config.rms_norm_eps (made with 1e-06, here 1e-05)``.
 

@@ -93,7 +93,22 @@ class ModelHead:
             and module.weight.device.type != "meta"
             and not module._forward_hooks
             and not module._forward_pre_hooks
+            and self.reads_states
         )
+
+    @functools.cached_property
+    def reads_states(self) -> bool:
+        """Whether the head reads the decoder's output unchanged; some models scale it first."""
+        states_1D = torch.arange(1.0, map_shape(self.module)[1] + 1)[None].to(self.module.weight)
+        read: list[torch.Tensor] = []
+
+        def record(states_11D: torch.Tensor) -> torch.Tensor:
+            read.append(states_11D)
+            return states_11D.new_zeros(*states_11D.shape[:-1], self.vocab_size)
+
+        with forward_replaced(self.module, record):
+            self._run_after_decoder(states_1D)
+        return read[0].shape[-1] == states_1D.shape[1] and torch.equal(read[0].flatten(0, -2).to(states_1D), states_1D)
 
     @functools.cached_property
     def ends_with_projection(self) -> bool:

@@ -22,8 +22,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import sdpa_mask
 
-from edit_hooks.modeling.architectures import decoder_of
+from edit_hooks.modeling.architectures import block_owner
 from edit_hooks.modeling.prefix_cache import KeysValues
+from edit_hooks.modeling.support import prefix_stays_apart
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.utils.scopes import NestedStates
 
@@ -99,8 +100,8 @@ def _register() -> None:
 
 def is_supported(model: Any) -> bool:
     """Whether the model's attention can be replaced without changing its result."""
-    decoder: Any = decoder_of(model)
-    replaceable = getattr(decoder, "_supports_attention_backend", False)
+    decoder: Any = block_owner(model)
+    replaceable = getattr(decoder, "_supports_attention_backend", False) and prefix_stays_apart(model)
     return replaceable and decoder.config._attn_implementation in ("eager", "sdpa")
 
 
@@ -118,7 +119,7 @@ def cached_prefix(model: Any, layers: Sequence[KeysValues]) -> Iterator[DynamicC
         The cache to call the model with. Calls do not add to it.
     """
     _register()
-    decoder: Any = decoder_of(model)
+    decoder: Any = block_owner(model)
     config = decoder.config
     cache = DynamicCache()
     cache.layers = [_PrefixLayer(layer) for layer in layers]

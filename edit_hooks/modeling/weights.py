@@ -195,11 +195,17 @@ def check_weights(model: nn.Module, prefix: str = "") -> None:
         for tensor in module.buffers(recurse=False):
             if tensor.dim() > 1 and tensor.dtype in CODE_DTYPES:
                 raise _unsupported(name, module, tensor)
-        if isinstance(module, nn.Linear | Conv1D) and type(module).forward not in PLAIN_FORWARDS:
+        if isinstance(module, nn.Linear | Conv1D) and not _has_plain_forward(module):
             raise EditingError(
                 f"{name} is a {type(module).__name__}, which does not compute with its weight as it is stored. "
                 f"{SUPPORTED_WEIGHTS}"
             )
+
+
+def _has_plain_forward(module: nn.Module) -> bool:
+    """Whether a linear map's forward is torch's, or its model's own, which the self-check tests."""
+    cls = type(module)
+    return cls.forward in PLAIN_FORWARDS or cls.__module__.startswith("transformers.models.")
 
 
 def _weight(linear: nn.Module) -> torch.Tensor:

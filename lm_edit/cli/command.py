@@ -105,7 +105,7 @@ def _model_args(args: argparse.Namespace) -> dict[str, object]:
     for name in options:
         if name in (*WEIGHTS, "device"):
             raise EditingError(f"--model-args {name}=...: give --{name} instead.")
-        if name in OWN_OPTIONS:
+        if name in OWN_OPTIONS and name != "family":
             raise EditingError(f"--model-args {name}=...: this verb loads a model; its edits are options of the verb.")
     return options
 

@@ -20,6 +20,7 @@ from lm_edit.cli import (
     build_seeds,
     cache,
     catalog,
+    check_model,
     contract,
     conversion,
     edits,
@@ -40,6 +41,7 @@ from lm_edit.cli.command import Verb
 VERBS: dict[str, Verb] = {
     **catalog.VERBS,
     **contract.VERBS,
+    **check_model.VERBS,
     **edits.VERBS,
     **stats.VERBS,
     **trace.VERBS,

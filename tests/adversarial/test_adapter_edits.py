@@ -9,12 +9,13 @@ import pytest
 import torch
 from hook_edits import EDIT_REQUESTS, make, nll, stream_of
 from safetensors.torch import save_file
+from tiny_architectures import ARCHITECTURES
 
 from edit_hooks import Delta, EditingError, EditRequest
 from edit_hooks.base.checks import position_limit
 from edit_hooks.contract.tiny_models import EDIT_LAYER, build_model, build_tokenizer
 from edit_hooks.memory.adapter_database import NO_ADAPTER, Database
-from edit_hooks.modeling.architectures import ARCHITECTURES, map_shape
+from edit_hooks.modeling.architectures import map_shape
 from edit_hooks.utils.errors import UnusableRequestError
 
 (NAME,) = ARCHITECTURES["gpt2"].module_names("mlp_in", EDIT_LAYER)

@@ -47,7 +47,7 @@ def folder(tmp_path_factory) -> Path:
 def breaking_edit(model_path: str, kind: str) -> Delta:
     """An edit of finite numbers under which no logit is finite."""
     model = AutoModelForCausalLM.from_pretrained(model_path)
-    name = architecture_of(model.config).rewrite_name(1)
+    name = architecture_of(model).rewrite_name(1)
     width_out, width_in = map_shape(module := model.get_submodule(name))
     if kind == "low-rank":  # the product overflows
         left, right = torch.full((width_out, 1), 1e20), torch.full((width_in, 1), 1e20)
@@ -191,7 +191,7 @@ def test_saved_results_with_unscored_documents_are_read(partly_broken, folder, t
 
 def test_a_comparison_is_over_the_documents_that_both_models_answered(partly_broken, folder, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(partly_broken)
-    name = f"{architecture_of(model.config).rewrite_name(1)}.weight"
+    name = f"{architecture_of(model).rewrite_name(1)}.weight"
     Delta(dense={name: torch.randn_like(model.get_parameter(name))}).save(tmp_path / "edit.safetensors")
     arguments = f"pretrained={partly_broken},load_edit={tmp_path / 'edit.safetensors'},compare_unedited=true,store=off"
     evaluate_here(tmp_path / "run", arguments, ["tiny_other_choice"], RECORDS / "bake_qa.jsonl", folder)

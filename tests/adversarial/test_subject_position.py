@@ -15,9 +15,9 @@ from editor_settings import PMET_CONFIG, ROME_CONFIG
 from golden_data import GOLDEN_MODELS, golden_covariance
 from hook_edits import nll
 from parity import golden_requests
+from tiny_architectures import ARCHITECTURES
 
 from edit_hooks import Delta, EditRequest, edited, load_editor
-from edit_hooks.modeling.architectures import ARCHITECTURES
 
 LAYER = 0
 EDITS = golden_requests()  # text follows the subjects, which have several tokens

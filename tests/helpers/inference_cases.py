@@ -22,7 +22,7 @@ def model_and_tokenizer() -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
 
 def edits(model: PreTrainedModel) -> dict[str, Delta | None]:
     """No edit, two edits that act per row, and one that is written into the weights."""
-    name = architecture_of(model.config).rewrite_name(EDIT_LAYER)
+    name = architecture_of(model).rewrite_name(EDIT_LAYER)
     module = model.get_submodule(name)
     rows, columns = map_shape(module)
     generator = torch.Generator().manual_seed(0)

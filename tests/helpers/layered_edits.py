@@ -7,6 +7,7 @@ import functools
 import pytest
 import torch
 from editor_settings import MEMIT_CONFIG
+from tiny_architectures import ARCHITECTURES
 
 from edit_hooks import Delta, EditRequest, load_editor
 from edit_hooks.contract.tiny_models import (
@@ -19,7 +20,7 @@ from edit_hooks.contract.tiny_models import (
     build_tokenizer,
 )
 from edit_hooks.locate.second_moments import MomentSettings, second_moments
-from edit_hooks.modeling.architectures import ARCHITECTURES, is_transposed
+from edit_hooks.modeling.architectures import is_transposed
 
 EDIT_REQUESTS = [EditRequest(**record) for record in REQUESTS]
 EAGER_ONLY = {"gptj", "gemma2"}  # their softmax is float32 under every dtype of the weights

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import functools
+import json
 from typing import Any
 
-from transformers import AutoConfig
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 # The shapes by which a model is recognized, from the models' own configurations.
 MODELS: dict[str, dict[str, Any]] = {
@@ -20,6 +22,15 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def model_like(shape: dict[str, Any]) -> Any:
-    """An object with a config of this shape, which is all that the choice of settings reads."""
-    return SimpleNamespace(config=AutoConfig.for_model(**shape))
+def model_like(shape: dict[str, Any]) -> PreTrainedModel:
+    """A model of this shape without weights."""
+    return _outline(json.dumps(shape))
+
+
+@functools.cache
+def _outline(shape: str) -> PreTrainedModel:
+    config = AutoConfig.for_model(**json.loads(shape))
+    if config.model_type == "gpt2":  # no file names the heads; their default number does not divide the width
+        config.n_head = 20
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)

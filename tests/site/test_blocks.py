@@ -16,8 +16,9 @@ from paths import ROOT
 
 from edit_hooks.base.describe import describe_editor
 from edit_hooks.base.registry import CORE, EDITORS, MORE, editor_class
+from edit_hooks.contract.family_configs import FAMILY_CONFIGS
+from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES
 from edit_hooks.lm.options.harness import PARENT_OPTIONS
-from edit_hooks.modeling.architectures import ARCHITECTURES
 from edit_hooks.run_options import RUN_OPTIONS
 from lm_edit.cli.main import VERBS
 from lm_edit.figures.registry import all_figures
@@ -117,8 +118,8 @@ def test_every_column_has_one_entry(which: str) -> None:
 def test_every_plan_family_figure_and_word_is_shown_once() -> None:
     sections = re.findall(r"^### (\w+)$", BLOCKS["plans"]("").text, flags=re.MULTILINE)
     assert sections == list(shipped_plans())
-    rows = re.findall(r"^\| `(\w+)` \|", BLOCKS["families"]("").text, flags=re.MULTILINE)
-    assert rows[1:] == sorted(ARCHITECTURES)
+    rows = re.findall(r"^\| `([\w-]+)` \|", BLOCKS["families"]("").text, flags=re.MULTILINE)
+    assert sorted(rows[1:]) == sorted([*FAMILY_CONFIGS, *ALL_MODEL_TYPES])
     figures = [spec.name for spec in all_figures()]
     assert re.findall(r"^\| \[`(\w+)`\]", BLOCKS["figures"]("").text, flags=re.MULTILINE) == figures
     assert named("questions") == list(QUESTIONS) and named("scores") == list(SCORES)

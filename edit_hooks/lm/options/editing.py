@@ -75,6 +75,7 @@ class EditingOptions:
     icl: bool | str = default_of("icl")
     icl_args: Mapping[str, Any] | None = default_of("icl_args")
     edit_context: str = default_of("edit_context")
+    family: str | None = default_of("family")
     seed: int = default_of("seed")
     answer: str = default_of("answer")
     engine: str = default_of("engine")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tiny_architectures import ARCHITECTURES
 
 from edit_hooks import Delta, EditingError, load_editor
 from edit_hooks.base.registry import editor_class
@@ -17,7 +18,6 @@ from edit_hooks.contract.tiny_models import EDIT_LAYER, build_model, build_token
 from edit_hooks.editors.defer import predictor_shapes
 from edit_hooks.editors.lora import LoRAConfig, adapter_shapes
 from edit_hooks.locate.causal_trace import TraceSettings, trace_facts
-from edit_hooks.modeling.architectures import ARCHITECTURES
 from edit_hooks.modeling.tokens import encode, tokens_in_span
 from edit_hooks.utils.errors import UnusableRequestError
 

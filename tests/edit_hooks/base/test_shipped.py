@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from model_shapes import MODELS, model_like
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from edit_hooks import load_editor
 from edit_hooks.base.registry import EDITORS, editor_class
@@ -16,7 +16,6 @@ from edit_hooks.base.shipped import FOLDER, find_shipped, shipped_files
 from edit_hooks.base.wrapper import PostProcessingEditor
 from edit_hooks.contract.tiny_models import build_model
 from edit_hooks.editors.ft_m import FTM
-from edit_hooks.modeling.architectures import ARCHITECTURES
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.yaml_io import read_yaml
 
@@ -197,7 +196,7 @@ def test_a_file_is_complete_and_valid(path):
     assert path.parent.name in EDITORS
     config = editor_class(path.parent.name).config_class.from_mapping(content["config"])
     matches = content["matches"]
-    assert matches["model_type"] in ARCHITECTURES
+    assert matches["model_type"] in CONFIG_MAPPING
     (depth,) = (matches[name] for name in LAYER_NAMES if name in matches)
     assert any(name in matches for name in WIDTH_NAMES) and "vocab_size" in matches
     if issubclass(editor_class(path.parent.name), PostProcessingEditor):

@@ -12,6 +12,7 @@ from editor_settings import BIRD_CONFIG, ROME_CONFIG
 from lm_runs import build, run
 from paths import REAL_DATA, RECORDS, ROOT
 from record_files import write_jsonl
+from tiny_architectures import ARCHITECTURES
 
 from edit_hooks import EditingError, EditRequest, load_editor
 from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, NATURAL_TOKENIZER, REQUESTS, build_model, build_tokenizer
@@ -19,7 +20,6 @@ from edit_hooks.editors import bird
 from edit_hooks.editors.bird import BIRDTerm, phrase_table
 from edit_hooks.lm.editing.independent import IndependentEdits
 from edit_hooks.locate.editor import forward_maker
-from edit_hooks.modeling.architectures import ARCHITECTURES
 from edit_hooks.modeling.identity import model_identity
 from edit_hooks.store.store import Store
 

@@ -6,11 +6,11 @@ import copy
 
 import pytest
 import torch
+from tiny_architectures import ARCHITECTURES
 
 from edit_hooks import EditRequest, load_editor
 from edit_hooks.contract.tiny_models import EDIT_LAYER, NATURAL_TOKENIZER, REQUESTS
 from edit_hooks.editors.lora import LoRAConfig, initial_adapters
-from edit_hooks.modeling.architectures import ARCHITECTURES
 from edit_hooks.modeling.tokens import split_continuation
 
 TARGETS = ("French", "Karsk", "trumpet")  # 3, 1 and 3 tokens

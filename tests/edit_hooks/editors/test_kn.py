@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from state import assert_same_state
+from tiny_architectures import ARCHITECTURES
 
 from edit_hooks import EditingError, EditRequest, edited, load_editor
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, NUM_LAYERS, REQUESTS
 from edit_hooks.editors.kn import LONG_TARGET, LONG_TARGET_WARNING, KNConfig, Neuron, coarse_neurons, select_neurons
-from edit_hooks.modeling.architectures import ARCHITECTURES, is_transposed
+from edit_hooks.modeling.architectures import is_transposed
 from edit_hooks.modeling.sampling import greedy_continuation
 from edit_hooks.modeling.tokens import encode, split_continuation
 from edit_hooks.utils.errors import UnusableRequestError

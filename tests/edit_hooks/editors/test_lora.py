@@ -7,13 +7,14 @@ import copy
 import pytest
 import torch
 from state import assert_same_state
+from tiny_architectures import ARCHITECTURES
 from torch.nn.functional import cross_entropy
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, EDIT_LAYER, NATURAL_TOKENIZER, REQUESTS, build_model
 from edit_hooks.editors.lora import LoRAConfig, LoRAFactors, _Dropout, initial_adapters
-from edit_hooks.modeling.architectures import ARCHITECTURES, ROLES
+from edit_hooks.modeling.architectures import ROLES
 from edit_hooks.modeling.tokens import split_continuation
 
 peft = pytest.importorskip("peft")

@@ -6,13 +6,14 @@ import pytest
 import torch
 from hook_edits import EDIT_REQUESTS, make, nll, stream_of
 from safetensors.torch import save_file
+from tiny_architectures import ARCHITECTURES
 from value_problems import keep_wide
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
 from edit_hooks.contract.tiny_models import EDIT_LAYER, NATURAL_TOKENIZER, build_model, build_tokenizer
 from edit_hooks.editors.melo import MELOConfig, _initial_up, _target_row, add_point
 from edit_hooks.memory.adapter_database import NO_ADAPTER, Adapter, Cluster, Database, Point
-from edit_hooks.modeling.architectures import ARCHITECTURES, map_shape
+from edit_hooks.modeling.architectures import map_shape
 from edit_hooks.modeling.tokens import split_continuation
 
 CONFIG = MELOConfig(radius=1.0)

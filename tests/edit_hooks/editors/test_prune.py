@@ -15,11 +15,11 @@ from layered_edits import (
     load_wide,
     rounding_bound,
 )
+from tiny_architectures import ARCHITECTURES
 
 from edit_hooks import Delta, edited, load_editor
 from edit_hooks.contract.tiny_models import EDIT_LAYER, build_model, build_tokenizer
 from edit_hooks.editors.prune import PRUNEConfig, restrain
-from edit_hooks.modeling.architectures import ARCHITECTURES
 
 
 @given(

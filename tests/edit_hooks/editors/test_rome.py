@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from editor_settings import ROME_CONFIG
+from tiny_architectures import ARCHITECTURES
 from value_problems import EDIT_REQUESTS, LIMIT, each_model, keep_wide, loaded, relative
 
 from edit_hooks import edited, load_editor
 from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, EDIT_LAYER, SENTENCES
 from edit_hooks.locate.rows import TokenRow, rewriting_row
 from edit_hooks.locate.value_optimization import ENGINES
-from edit_hooks.modeling.architectures import ARCHITECTURES
 
 
 @pytest.fixture(autouse=True)

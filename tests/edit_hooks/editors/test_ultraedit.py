@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from tiny_architectures import ARCHITECTURES
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, NATURAL_TOKENIZER, REQUESTS, build_model, build_tokenizer
@@ -13,7 +14,7 @@ from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.gradient.labeled_rows import batch_rows, target_row
 from edit_hooks.gradient.token_factors import token_factors
 from edit_hooks.lm.editing.joint import write_together
-from edit_hooks.modeling.architectures import ARCHITECTURES, is_transposed
+from edit_hooks.modeling.architectures import is_transposed
 from edit_hooks.modeling.tokens import split_continuation
 
 EDITS = [EditRequest(**record) for record in REQUESTS]

@@ -7,11 +7,11 @@ import functools
 import pytest
 import torch
 from parity import relative_error
+from tiny_architectures import ARCHITECTURES
 
 from edit_hooks import EditRequest
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, NATURAL_TOKENIZER, REQUESTS
 from edit_hooks.gradient.integrated_gradients import TokenProbability, integrated_gradients
-from edit_hooks.modeling.architectures import ARCHITECTURES
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.tokens import encode
 

@@ -1,4 +1,4 @@
-"""Models that no editor supports, in mode=none, against plain calls of transformers; and what a probe finds out.
+"""Models of other families, in mode=none, against plain calls of transformers; and what a probe finds out.
 
 OPT calls a part of its decoder, ModernBERT transforms the states before its head, mixtures of experts read router
 logits, Mamba and RWKV have no keys and values, LFM2 has a state beside them.
@@ -45,7 +45,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], ForwardPass]] = {
     "opt": ({**LLAMA, **OPT}, ForwardPass("narrowed")),
     "mixtral": ({**LLAMA, "num_local_experts": 4}, ForwardPass("apart")),
     "qwen3_moe": ({**LLAMA, **EXPERTS}, ForwardPass("apart")),
-    "modernbert-decoder": ({**LLAMA, "cls_token_id": 0, "sep_token_id": 0}, ForwardPass("narrowed")),
+    "modernbert-decoder": ({**LLAMA, "cls_token_id": 0, "sep_token_id": 0}, ForwardPass("apart")),
     "mamba": ({**RECURRENT, "state_size": 4}, ForwardPass("apart", decodes=False, shares=False)),
     "rwkv": (
         {**RECURRENT, "attention_hidden_size": 32, "context_length": 400},

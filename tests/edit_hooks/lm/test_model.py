@@ -309,20 +309,11 @@ def test_weights_are_loaded_after_the_data_is_validated(model_path, tmp_path, mo
         run(lm, ["bake_es"], settings={"data": str(broken)})
 
 
-def test_an_unknown_architecture_is_refused_but_can_be_scored_unedited(tmp_path):
-    from transformers import GPTNeoConfig, GPTNeoForCausalLM
-
-    from edit_hooks.contract.tiny_models import build_tokenizer
-
-    tokenizer = build_tokenizer("byte_bpe")
-    config = GPTNeoConfig(
-        vocab_size=len(tokenizer), hidden_size=16, num_layers=2, num_heads=2, attention_types=[[["global"], 2]]
-    )
-    GPTNeoForCausalLM(config).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(EditingError, match="gpt_neo"):
-        build(str(tmp_path))
-    lm = build(str(tmp_path), mode="none")
+def test_a_model_without_maps_to_edit_is_refused_but_can_be_scored_unedited(tmp_path):
+    path = str(save_tiny(tmp_path, "mamba"))
+    with pytest.raises(EditingError, match=r"no decoder blocks.*'mamba'"):
+        build(path)
+    lm = build(path, mode="none")
     (answer,) = lm.loglikelihood([instance(case(unedited=False), "Port Elna is the capital of", " Dravonia")])
     assert math.isfinite(answer.final.logprob)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from editor_settings import ALPHAEDIT_CONFIG, MEMIT_CONFIG, PRUNE_CONFIG, ROME_CONFIG
+from tiny_architectures import ARCHITECTURES
 
 from edit_hooks import EditingError, EditRequest, load_editor
 from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, REQUESTS, build_model, build_tokenizer
 from edit_hooks.editors.evk_edit import EVKEdit
 from edit_hooks.locate.editor import forward_maker
 from edit_hooks.locate.evk_align import draw_instances, evk_term
-from edit_hooks.modeling.architectures import ARCHITECTURES
 
 EDITS = [EditRequest(**record) for record in REQUESTS]
 BARE_PROMPTS = ["{}"] * len(EDITS)

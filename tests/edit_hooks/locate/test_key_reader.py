@@ -9,11 +9,11 @@ from layered_edits import (
     each_model,
     load_wide,
 )
+from tiny_architectures import ARCHITECTURES
 
 from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, EDIT_LAYER
 from edit_hooks.locate.key_reader import read_rows
 from edit_hooks.locate.rows import rewriting_row
-from edit_hooks.modeling.architectures import ARCHITECTURES
 
 
 @each_model

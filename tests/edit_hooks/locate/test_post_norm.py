@@ -10,10 +10,10 @@ from layered_edits import (
     load_wide,
     random_keys,
 )
+from tiny_architectures import ARCHITECTURES
 
 from edit_hooks.contract.tiny_models import EDIT_LAYER
 from edit_hooks.locate.post_norm import gains, nearest_on_ellipsoid, nearest_outputs
-from edit_hooks.modeling.architectures import ARCHITECTURES
 
 
 @given(seed=st.integers(0, 20), scale=st.sampled_from([1e-3, 1.0, 100.0]), width=st.integers(2, 6))

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_architectures import ARCHITECTURES
 from value_problems import (
     EDIT_REQUESTS,
     LIMIT,
@@ -33,7 +34,6 @@ from edit_hooks.locate.suffix_forward import SuffixForward
 from edit_hooks.locate.value_batch import ValueBatch
 from edit_hooks.locate.value_optimization import optimize_values
 from edit_hooks.modeling import kv_cache, prefix_cache
-from edit_hooks.modeling.architectures import ARCHITECTURES
 from edit_hooks.modeling.kv_cache import group_by_length, max_padding
 
 

@@ -20,6 +20,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from state import assert_same_state
+from tiny_architectures import ARCHITECTURES
 from transformers import LlamaConfig
 from value_problems import (
     EDIT_REQUESTS,
@@ -46,7 +47,6 @@ from edit_hooks.locate.value_optimization import (
     split_problems,
 )
 from edit_hooks.modeling import lm_head
-from edit_hooks.modeling.architectures import ARCHITECTURES
 from edit_hooks.modeling.memory import cache_bytes_per_token, free_bytes
 
 

@@ -11,12 +11,12 @@ import torch
 from mend_runs import DATA, SETTINGS, trainer
 from safetensors.torch import load_file
 from state import assert_same_state
+from tiny_architectures import ARCHITECTURES
 
 from edit_hooks import EditingError, EditRequest, load_editor
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import EDIT_LAYER, NATURAL_TOKENIZER, REQUESTS, build_model
 from edit_hooks.gradient.artifact import WEIGHTS_NAME, load_network, read_manifest
-from edit_hooks.modeling.architectures import ARCHITECTURES
 from edit_hooks.training import mend_loss
 from edit_hooks.training.edit_data import NumberedExample
 from edit_hooks.training.trainer import MAX_SKIPPED, RESUME_NAME

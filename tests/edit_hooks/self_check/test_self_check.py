@@ -1,0 +1,147 @@
+"""The self-check finds a broken promise, and what it finds decides what editors do."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytest import MonkeyPatch
+from transformers import PreTrainedModel
+
+from edit_hooks import Delta, EditingError, EditRequest, load_editor
+from edit_hooks.contract.tiny_models import REQUESTS, build_model, build_tokenizer
+from edit_hooks.deltas.delta import Factor
+from edit_hooks.deltas.row_edits import acts_per_row
+from edit_hooks.modeling import architectures
+from edit_hooks.modeling.architectures import Architecture, architecture_of, register_family
+from edit_hooks.modeling.support import Support, known_support, record_support
+from edit_hooks.self_check import run
+from edit_hooks.self_check.run import checked, self_check
+from edit_hooks.store.store import Store
+
+REQUEST = EditRequest(**REQUESTS[0])
+ROME = {"num_steps": 2, "context_templates": ["{}"], "second_moments": None, "layers": [1]}
+
+
+def map_of(model: PreTrainedModel, name: str = "mlp.down_proj") -> Any:
+    return model.get_submodule(f"model.layers.1.{name}")
+
+
+def mixes_rows(model: PreTrainedModel, patch: Callable[..., None]) -> None:
+    linear = map_of(model)
+    own = linear.forward
+    patch(linear, "forward", lambda x: own(x) + own(x).flip(0))
+
+
+def computes_with_a_copy(model: PreTrainedModel, patch: Callable[..., None]) -> None:
+    linear, kept = map_of(model), map_of(model).weight.detach().clone()
+    patch(linear, "forward", lambda x: torch.nn.functional.linear(x, kept))
+
+
+def reads_the_width(model: PreTrainedModel, patch: Callable[..., None]) -> None:
+    mlp = map_of(model, "mlp")
+    own = mlp.forward
+    patch(mlp, "forward", lambda x: own(x) * x.shape[1])
+
+
+def runs_twice(model: PreTrainedModel, patch: Callable[..., None]) -> None:
+    mlp = map_of(model, "mlp")
+    own = mlp.forward
+    patch(mlp, "forward", lambda x: own(x) + own(2 * x))
+
+
+def squashes_the_output(model: PreTrainedModel, patch: Callable[..., None]) -> None:
+    mlp = map_of(model, "mlp")
+    own = mlp.forward
+    patch(mlp, "forward", lambda x: own(x).tanh())
+
+
+def swaps_gate_and_value(model: PreTrainedModel, patch: Callable[..., None]) -> None:
+    mlp = map_of(model, "mlp")
+    patch(mlp, "forward", lambda x: mlp.down_proj(mlp.act_fn(mlp.up_proj(x)) * mlp.gate_proj(x)))
+
+
+def adds_in_place(model: PreTrainedModel, patch: Callable[..., None]) -> None:
+    """As Falcon does: what is kept of a map's output is changed after it."""
+    mlp = map_of(model, "mlp")
+    own = mlp.forward
+    patch(mlp, "forward", lambda x: own(x).add_(x))
+
+
+# how a model is broken -> the checks that fail, and what is still offered
+FAULTS: dict[Callable[..., None], tuple[set[str], str]] = {
+    mixes_rows: ({"written"}, "attention maps only"),
+    computes_with_a_copy: ({"written"}, "attention maps only"),
+    reads_the_width: ({"padding"}, "context editors only"),
+    runs_twice: ({"maps"}, "attention maps only"),
+    squashes_the_output: ({"residual"}, "fast engine"),
+    swaps_gate_and_value: ({"gate"}, "fast engine"),
+    adds_in_place: ({"suffix"}, "plain engine"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_broken_promise_is_found(fault: Callable[..., None], monkeypatch: MonkeyPatch) -> None:
+    model = build_model("smollm3")
+    assert not self_check(model).failed
+    fault(model, monkeypatch.setattr)
+    failed, offer = FAULTS[fault]
+    support = self_check(model)
+    assert failed <= set(support.failed), support.failed
+    assert support.offer.startswith(offer)
+    if not support.weights or "rewrite" in support.unusable:
+        record_support(model, support)
+        with pytest.raises(EditingError, match=r"self-check"):
+            load_editor("rome", ROME).edit(model, build_tokenizer("byte_bpe"), [REQUEST])
+
+
+def test_a_map_of_another_width_is_no_output_map(monkeypatch: MonkeyPatch) -> None:
+    """A row from outside that names the gate in the place of the output map."""
+    model = build_model("smollm3")
+    row = architecture_of(model)
+    monkeypatch.setattr(architectures, "_given", {})
+    register_family("smollm3", dataclasses.replace(row, rewrite=row.mlp_in[0], mlp=row.mlp_in[0]))
+    try:
+        support = self_check(model)
+    finally:
+        architectures._found.clear()
+    assert "rewrite" in support.unusable and "32" in support.unusable["rewrite"]
+
+
+def test_without_rows_edits_are_written_and_computed_by_the_plain_engine() -> None:
+    model = build_model("smollm3")
+    name = architecture_of(model).rewrite_name(1)
+    delta = Delta(factors={name: Factor(torch.ones(32, 1), torch.ones(64, 1), False)})
+    assert acts_per_row(model, delta)
+    record_support(model, Support(rows=False, fast=False, failed={"beside": "a reason"}))
+    assert not acts_per_row(model, delta)
+    (edit,) = load_editor("rome", ROME).edit(model, build_tokenizer("byte_bpe"), [REQUEST], measure=False)
+    assert edit.meta["config"]["engine"] == "reference"
+
+
+def test_a_result_is_stored_and_found_by_how_the_model_computes(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    found = checked(build_model("granite"), store)
+    assert found.scale == pytest.approx(0.22)
+    monkeypatch.setattr(run, "self_check", lambda model: pytest.fail("checked again"))
+    assert checked(build_model("granite", seed=1), store) == found  # a fine-tuned model
+    with pytest.raises(pytest.fail.Exception):
+        checked(build_model("granite", residual_multiplier=0.5), store)
+
+
+def test_tested_families_are_not_checked(monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "self_check", lambda model: pytest.fail("checked"))
+    for model_type in ("gpt2", "exaone", "gemma3_text"):
+        assert checked(build_model(model_type)) == Support()
+    assert known_support(build_model("smollm3")) is None
+
+
+def test_a_row_of_another_kind_is_refused() -> None:
+    row: Any = {"block": "model.layers.{}"}
+    with pytest.raises(EditingError, match=r"smollm3.*is a dict.*Architecture"):
+        register_family("smollm3", row)
+    assert isinstance(architecture_of(build_model("smollm3")), Architecture)
