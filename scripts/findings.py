@@ -1,9 +1,8 @@
-"""Findings of the papers on the demo model: run them, and render docs/explain/findings.md.
+"""Findings of the papers on the demo model: run them, and make the tables of docs/explain/findings.md.
 
     python scripts/findings.py --out results/findings            # runs what is missing: hours on two CPU cores
     python scripts/findings.py --out results/findings --summary  # adds the finished runs to docs/_data/findings.json
-    python scripts/findings.py                                   # renders docs/explain/findings.md from that file
-    python scripts/findings.py --check                           # exit code 1 if it is out of date
+    python scripts/findings.py                                   # prints the tables of that file, which the site shows
 
 scripts/findings.yaml lists findings, runs, rows and differences. Every run is one evaluation in this process and ends
 as one JSON file with the score of every case; finished files are never computed again.
@@ -20,13 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from _readme_section import replace_section
 from measure_editors import commit, evaluate
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAN = ROOT / "scripts" / "findings.yaml"
 SUMMARY = ROOT / "docs/_data/findings.json"
-PAGE = ROOT / "docs/explain/findings.md"
 
 
 class Estimate(NamedTuple):
@@ -51,14 +48,13 @@ class Estimate(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, summarize, render or check."""
+    """Run, summarize or print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="folder of the runs; without it, the page is rendered")
+    parser.add_argument("--out", type=Path, help="folder of the runs; without it, the tables are printed")
     parser.add_argument("--findings", nargs="+", help="names of findings; default: all")
     parser.add_argument("--runs", nargs="+", help="names of runs; default: all")
     parser.add_argument("--limit", type=int, help="first cases of each task only, to try the command")
     parser.add_argument("--summary", action="store_true", help="add the finished runs to docs/_data/findings.json")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if the page is out of date")
     args = parser.parse_args(arguments)
     plan = yaml.safe_load(PLAN.read_text(encoding="utf-8"))
     runs = {run for finding in plan.values() for run in finding["runs"]}
@@ -66,9 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if unknown := set(names or ()) - known:
             parser.error(f"{option}: no {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
     if args.out is None:
-        return render_page(args.check)
-    if args.check:
-        parser.error("--check compares the page with docs/_data/findings.json; leave out --out")
+        print("\n\n".join(f"{name}\n\n{tables(name)}" for name in plan))
+        return 0
     if args.summary:
         kept = json.loads(SUMMARY.read_text(encoding="utf-8")) if SUMMARY.exists() else {}
         summary = {
@@ -141,19 +136,10 @@ def differences(first: Sequence[float | None], second: Sequence[float | None]) -
     return [a - b if a is not None and b is not None else None for a, b in zip(first, second, strict=True)]
 
 
-def render_page(check: bool) -> int:
-    """Rewrite or check the tables of the page."""
+def tables(name: str) -> str:
+    """The tables of a finding from the kept numbers."""
     plan = yaml.safe_load(PLAN.read_text(encoding="utf-8"))
-    summary = json.loads(SUMMARY.read_text(encoding="utf-8"))
-    text = new = PAGE.read_text(encoding="utf-8")
-    for name, finding in plan.items():
-        new = replace_section(new, name, render(finding, summary.get(name, {})))
-    if new == text:
-        return 0
-    if not check:
-        PAGE.write_text(new, encoding="utf-8")
-    print(f"{'out of date' if check else 'rewritten'}: {PAGE.relative_to(ROOT)}")
-    return int(check)
+    return render(plan[name], json.loads(SUMMARY.read_text(encoding="utf-8")).get(name, {}))
 
 
 def render(finding: Mapping[str, Any], runs: Mapping[str, Any]) -> str:

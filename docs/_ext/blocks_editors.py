@@ -11,6 +11,7 @@ import yaml
 from block import ROOT, Block, definition, table
 
 sys.path.append(str(ROOT / "scripts"))
+import findings
 from _measurements import COLUMNS, UNEDITED, Finished
 from editors_table import TITLES, format_cell, render, summarize
 from measure_editors import PLAN, load_rows, load_titles
@@ -162,6 +163,11 @@ def parity_table(_: str) -> Block:
     return Block(table(["editor", "checked against"], rows))
 
 
+def finding(name: str) -> Block:
+    """The tables of a finding."""
+    return Block(findings.tables(name))
+
+
 EDITOR_BLOCKS: dict[str, Callable[[str], Block]] = {
     "editors": editor_table,
     "editor-head": head,
@@ -171,5 +177,6 @@ EDITOR_BLOCKS: dict[str, Callable[[str], Block]] = {
     "measured": measured,
     "measured-editors": measured_tables,
     "parity": sources,
+    "finding": finding,
     "parity-table": parity_table,
 }

@@ -17,7 +17,7 @@ from lm_eval_tasks.common.asking.probes import CaseAnswers, Probe, ProbeAnswers
 from lm_eval_tasks.common.records.cases import Question
 from lm_eval_tasks.common.scoring import measures
 from lm_eval_tasks.common.scoring.measures import Measure, mean_over
-from lm_eval_tasks.common.settings import LOAD_EDIT, Settings
+from lm_eval_tasks.common.settings import Settings
 from lm_eval_tasks.protocols.likelihood import contrast_probe
 
 REVERSE_LOCALITY = "reverse_locality"
@@ -35,7 +35,7 @@ def locality_probes(cases: Sequence[BakeCase], settings: Settings) -> Iterator[l
     for case in cases:
         if case.request.relation_id is not None:
             by_relation.setdefault(case.request.relation_id, []).append(case)
-    has_further_edits = settings.get("mode") in ("batch", "sequential") or settings.get(LOAD_EDIT.name) is not None
+    has_further_edits = settings.get("mode") in ("batch", "sequential") or settings.get("load_edit") is not None
     for case in cases:
         relation = case.request.relation_id
         chosen = [] if relation is None else choose_questions(case, by_relation[relation])

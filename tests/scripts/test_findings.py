@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from types import ModuleType
 from typing import Any
 
@@ -38,8 +39,12 @@ def test_rows_name_tasks_and_columns(name: str) -> None:
     assert {*against, *against.values()} <= set(finding["runs"])
 
 
-def test_the_page_shows_the_summary(findings: ModuleType) -> None:
-    assert findings.main(["--check"]) == 0
+def test_every_finding_has_its_tables_on_the_page(findings: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert findings.main([]) == 0
+    printed = capsys.readouterr().out
+    assert "No run of this finding" not in printed and all(findings.tables(name) in printed for name in PLAN)
+    page = (ROOT / "docs/explain/findings.md").read_text(encoding="utf-8")
+    assert re.findall(r"^<!-- generated: finding (\w+) -->$", page, flags=re.MULTILINE) == list(PLAN)
 
 
 def test_estimates_are_over_the_scored_cases_and_differences_over_pairs(findings: ModuleType) -> None:
@@ -102,7 +107,6 @@ def test_runs_without_any_edit_are_named(findings: ModuleType, tmp_path: Any) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--out", "x", "--check"], "leave out --out"),
         (["--out", "x", "--findings", "nothing"], "--findings: no nothing; there are"),
         (["--out", "x", "--runs", "nothing"], "--runs: no nothing; there are"),
     ],
