@@ -8,7 +8,6 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from judges.match import words
 from judges.thoughts import split_answer, without_special_tokens
 
 UNPARSABLE_REPLY = "the judge's reply holds no verdict"
@@ -39,9 +38,6 @@ _TURN_END = re.compile(r"<\|(?:im_end|eot_id|end|return|end_of_text|endoftext)\|
 
 _JSON_KEY = re.compile(r'[\s\[{]*"[^"]*"\s*:')  # begins a line of JSON, whose key may be a letter
 _VERDICT_KEYS = {"verdict", "grade", "label", "decision", "judgment", "judgement", "answer", "option", "choice"}
-
-_YES_WORDS = {"yes", "yeah", "yep", "true", "correct", "right"}
-_NO_WORDS = {"no", "nope", "false", "incorrect", "wrong", "not"}
 
 
 class ParsedReply(NamedTuple):
@@ -163,18 +159,3 @@ def _parse_line(line: str, labels: Mapping[str, str]) -> str | None:
 
 def _strip_wrapping(text: str) -> str:
     return text.strip().strip(_WRAPPING).rstrip(_CLOSING_MARKS).strip(_WRAPPING)
-
-
-def read_yes_no(text: str) -> bool | None:
-    """Parse the answer to a judgment question; ``None`` if it does not decide.
-
-    The first word decides and must be one of a closed set. A word of the opposite set in the same sentence makes the
-    answer undecided ("yes or no", "yes, that is false").
-    """
-    sentence = re.split(r"[.!?\n\u3002\uff01\uff1f]", text.strip(), maxsplit=1)[0]
-    first, *rest = words(sentence) or [""]
-    if first not in _YES_WORDS | _NO_WORDS:
-        return None
-    is_yes = first in _YES_WORDS
-    opposite = _NO_WORDS if is_yes else _YES_WORDS
-    return None if opposite & set(rest) else is_yes

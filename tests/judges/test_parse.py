@@ -19,7 +19,6 @@ from judges.parse import (
     TRUNCATED_REPLY,
     UNPARSABLE_REPLY,
     read_verdict,
-    read_yes_no,
 )
 from judges.prompt import DEFAULT_LABELS
 
@@ -215,33 +214,3 @@ def test_other_labels_are_parsed_as_strictly(right: str, wrong: str) -> None:
     assert read_verdict("A", labels).label is None
     assert read_verdict(f"{right}\n{wrong}", labels) == (None, LISTED_LABELS)
     assert read_verdict(f"{right}\n{wrong}", {wrong: INCORRECT, right: CORRECT}).label == INCORRECT
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (" Yes, it is.", True),
-        ("no", False),
-        ("True", True),
-        ("False. Yes?", False),
-        ("Not at all", False),
-        ("yes and no", None),
-        ("Yes, that is false", None),
-        ("Yesterday", None),
-        ("nothing", None),
-        ("It is, yes", None),
-        ("", None),
-        ("\nYes", True),
-        ("Yes\u3002No", True),
-        ("是的。", None),
-        ("はい", None),
-    ],
-)
-def test_yes_or_no(text: str, expected: bool | None) -> None:
-    assert read_yes_no(text) is expected
-
-
-@given(st.text())
-def test_yes_or_no_is_never_both(text: str) -> None:
-    assert read_yes_no(text) in (True, False, None)
-    assert read_yes_no(f"maybe {text}") is None
