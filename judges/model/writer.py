@@ -120,6 +120,7 @@ class Writer:
         self.settings, self.backend = settings, backend
         self.name = Path(settings.model).name if settings.backend == "hf" else settings.model  # last part of a folder
         self.store = ReplyStore(_store_folder(settings), settings.identity)
+        self._is_checked = False
 
     def describe(self) -> dict[str, object]:
         """Return all settings that the replies depend on besides the chats (JSON-able, without keys)."""
@@ -146,7 +147,7 @@ class Writer:
             outcomes |= {key: Fault(DRY_RUN) for key in missing}
         elif missing:
             self.plan(chats).require_within(self.settings, f"writer {self.name}", "write less")
-            self.backend.check()
+            self._check_backend()
             requests = list(missing.values())
             result = self.backend.complete(requests, lambda index, reply: self.store.write(requests[index], reply))
             outcomes |= dict(zip(missing, result.outcomes, strict=True))
@@ -163,6 +164,12 @@ class Writer:
             reply_tokens=sum(reply.reply_tokens for reply in new_replies),
             is_stored=self.store.is_kept,
         )
+
+    def _check_backend(self) -> None:
+        """Check the backend before the first request; a writer of many steps asks its server once."""
+        if not self._is_checked:
+            self.backend.check()
+            self._is_checked = True
 
     def _read_stored(self, chats: Sequence[Chat]) -> tuple[dict[str, Chat], dict[str, Reply]]:
         """Return the distinct chats, as they are sent, and the stored replies among them; both by key."""
