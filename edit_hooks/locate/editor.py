@@ -361,6 +361,7 @@ def value_diagnostics(value: OptimizedValue) -> dict[str, Any]:
         "stop_reason": value.stop_reason,
         "clamped": value.clamped,
         "delta_norm_ratio": float(value.delta_D.norm() / value.v0_D.norm()),
+        **value.notes,
     }
 
 
@@ -384,7 +385,7 @@ def batch_diagnostics(values: Sequence[OptimizedValue]) -> dict[str, Any]:
         "num_requests": len(records),
         "final_loss": losses[-1]["loss"],
         "final_loss_worst": max(record["final_loss"] for record in records),
-        **{name: mean(name) for name in ("final_nll", "initial_nll", "delta_norm_ratio")},
+        **{name: mean(name) for name in ("final_nll", "initial_nll", "delta_norm_ratio", *values[0].notes)},
         "steps": max(record["steps"] for record in records),
         "stop_reason": "loss" if all(record["stop_reason"] == "loss" for record in records) else "steps",
         "num_clamped": sum(record["clamped"] for record in records),

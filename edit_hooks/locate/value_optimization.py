@@ -74,6 +74,7 @@ class OptimizedValue:
         keys_NF, outputs_ND: input and output of the rewrite module at the fact token of each rewriting row.
         losses: one record per loss evaluation (total, nll, kl and weight_decay with their factors).
         num_updates: optimizer steps made. stop_reason: ``"loss"`` or ``"steps"``. clamped: on the ball at the end.
+        notes: further numbers for the diagnostics; means over the requests of a joint edit.
     """
 
     delta_D: torch.Tensor
@@ -84,6 +85,7 @@ class OptimizedValue:
     num_updates: int = 0
     stop_reason: str = "steps"
     clamped: bool = False
+    notes: dict[str, float] = field(default_factory=dict)
 
 
 class Term(Protocol):

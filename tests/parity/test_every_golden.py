@@ -32,6 +32,7 @@ NUM_PACKED = {
     "memit": (7, 7),
     "mend": (7, 7),
     "mend-import": (4, 4),
+    "nas": (4, 4),
     "p-rome": (6, 6),
     "pmet": (8, 8),
     "prune": (2, 2),
