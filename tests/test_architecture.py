@@ -92,6 +92,8 @@ def test_all_contracts_are_kept() -> None:
         ("Common parts", "lm_eval_tasks/common/records/cases.py", "import lm_eval_tasks.common.asking.probes"),
         ("Neighbors do not import", "edit_hooks/editors/rome.py", "import edit_hooks.editors.r_rome"),
         ("Commands print", "lm_edit/results/samples.py", "import lm_edit.cli.main"),
+        ("Runs are planned", "lm_edit/sweeps/execution/runs.py", "def lazy():\n    import torch"),
+        ("Sweeps:", "lm_edit/sweeps/planning/plan.py", "import lm_edit.sweeps.execution.runs"),
         ("Results are read", "lm_edit/results/runs.py", "def lazy():\n    import torch"),
         ("Results:", "lm_edit/results/runs.py", "import lm_edit.results.tables"),
     ],

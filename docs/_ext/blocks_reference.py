@@ -12,7 +12,7 @@ from block import ROOT, Block, definition, table
 from edit_hooks.lm.options.harness import PARENT_OPTIONS
 from lm_edit.figures.registry import all_figures
 from lm_edit.results import schema
-from lm_edit.sweeps.plan import load_plan, shipped_plans
+from lm_edit.sweeps.planning.plan import load_plan, shipped_plans
 
 FAMILIES = ROOT / "docs" / "_data" / "families.yaml"
 PUBLIC = ("edit_hooks", "edit_hooks.training", "edit_hooks.contract", "judges", "lm_eval_tasks", "lm_edit")

@@ -13,8 +13,8 @@ from edit_hooks.utils.numbers import POSITIVE
 from lm_edit.cli.command import Verb, real, say, table, whole
 
 if TYPE_CHECKING:
-    from lm_edit.sweeps.choices import Plan
-    from lm_edit.sweeps.grid import Grid
+    from lm_edit.sweeps.planning.choices import Plan
+    from lm_edit.sweeps.planning.grid import Grid
 
 DEFAULT_OUT = "sweeps"  # with a folder for each plan
 
@@ -46,7 +46,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from lm_edit.sweeps.plan import find_plan, load_plan, with_limit
+    from lm_edit.sweeps.planning.plan import find_plan, load_plan, with_limit
 
     for option, value, place in (("address", args.address, "ray"), ("slurm-cluster", args.slurm_cluster, "slurm")):
         if value is not None and args.on != place:
@@ -59,8 +59,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.print:
         _say_lines(read_text(path, "plan").rstrip("\n"))
         return 0
-    from lm_edit.sweeps.checks import check_inputs, check_plan
-    from lm_edit.sweeps.grid import RULES
+    from lm_edit.sweeps.checking.checks import check_inputs, check_plan
+    from lm_edit.sweeps.planning.grid import RULES
 
     plan = with_limit(load_plan(path), args.limit)
     grid = check_plan(plan)
@@ -89,7 +89,7 @@ def _say_lines(text: str) -> None:
 
 
 def _list_plans() -> int:
-    from lm_edit.sweeps.plan import load_plan, shipped_plans
+    from lm_edit.sweeps.planning.plan import load_plan, shipped_plans
 
     table(("plan", "description"), [(name, load_plan(path).description) for name, path in shipped_plans().items()])
     return 0
@@ -97,13 +97,13 @@ def _list_plans() -> int:
 
 def _dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int:
     from edit_hooks.utils.durations import spell_duration
-    from lm_edit.sweeps.checks import origin_of
-    from lm_edit.sweeps.estimate import Estimator
-    from lm_edit.sweeps.executors import defaults_of, on_cluster
-    from lm_edit.sweeps.grid import RULES
-    from lm_edit.sweeps.plan import described
-    from lm_edit.sweeps.runs import RESULTS
-    from lm_edit.sweeps.status import described_state
+    from lm_edit.sweeps.checking.checks import origin_of
+    from lm_edit.sweeps.checking.estimate import Estimator
+    from lm_edit.sweeps.execution.executors import defaults_of, on_cluster
+    from lm_edit.sweeps.execution.runs import RESULTS
+    from lm_edit.sweeps.execution.status import described_state
+    from lm_edit.sweeps.planning.grid import RULES
+    from lm_edit.sweeps.planning.plan import described
 
     for line in described(plan):
         say(line)
@@ -147,7 +147,7 @@ def _dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int
 
 
 def _print_states(grid: Grid, out: Path) -> int:
-    from lm_edit.sweeps.status import count_states, state_rows
+    from lm_edit.sweeps.execution.status import count_states, state_rows
 
     rows = state_rows(grid.runs, [out / run.folder_name for run in grid.runs])
     table(("state", "run", "folder"), rows)
@@ -156,10 +156,10 @@ def _print_states(grid: Grid, out: Path) -> int:
 
 
 def _execute(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int:
-    from lm_edit.sweeps.executors import make_executor
-    from lm_edit.sweeps.runs import FAILED, LOG, prepare
-    from lm_edit.sweeps.schedule import run_all
-    from lm_edit.sweeps.status import UNSCORED, Progress
+    from lm_edit.sweeps.execution.executors import make_executor
+    from lm_edit.sweeps.execution.runs import FAILED, LOG, prepare
+    from lm_edit.sweeps.execution.schedule import run_all
+    from lm_edit.sweeps.execution.status import UNSCORED, Progress
 
     executor = make_executor(
         args.on, out, args.workers, plan.resources, grid.runs, address=args.address, slurm_cluster=args.slurm_cluster

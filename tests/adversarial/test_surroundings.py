@@ -24,7 +24,7 @@ from edit_hooks.utils.files import cache_root, write_atomically
 from edit_hooks.utils.pinned_file import UrlFile
 from lm_edit.cli.command import say
 from lm_edit.cli.main import VERBS, main
-from lm_edit.sweeps.runs import execute
+from lm_edit.sweeps.execution.runs import execute
 from lm_eval_tasks.startup.evaluation import check_output
 
 pwd = pytest.importorskip("pwd")  # POSIX only

@@ -26,10 +26,10 @@ from paths import RECORDS, ROOT
 
 from edit_hooks.utils.json_io import read_json
 from lm_edit import load_results
-from lm_edit.sweeps.checks import check_plan
-from lm_edit.sweeps.plan import load_plan
-from lm_edit.sweeps.runs import RunOutcome, command_of, execute, is_locked, prepare
-from lm_edit.sweeps.schedule import run_all
+from lm_edit.sweeps.checking.checks import check_plan
+from lm_edit.sweeps.execution.runs import RunOutcome, command_of, execute, is_locked, prepare
+from lm_edit.sweeps.execution.schedule import run_all
+from lm_edit.sweeps.planning.plan import load_plan
 
 PLAN = """
 description: three editors and the unedited model
@@ -241,7 +241,7 @@ REFUSAL = "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job 
 
 def test_a_refused_submission_is_repeated_when_a_run_has_ended(tmp_path: Path, monkeypatch: Any) -> None:
     """It canceled the jobs that were queued or running."""
-    monkeypatch.setattr("lm_edit.sweeps.schedule.POLL_SECONDS", 0.001)
+    monkeypatch.setattr("lm_edit.sweeps.execution.schedule.POLL_SECONDS", 0.001)
     executor, reported = Limited(2, RuntimeError(REFUSAL)), list[Any]()
     folders = {tmp_path / name: () for name in "abcd"}
     outcomes = run_all(folders, executor, retry=False, report=reported.append, tick=executor.end_one)
@@ -254,7 +254,9 @@ def test_a_refused_submission_is_repeated_when_a_run_has_ended(tmp_path: Path, m
 def test_a_submission_that_is_refused_for_good_is_a_failed_run(
     plan: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
-    monkeypatch.setattr("lm_edit.sweeps.executors.make_executor", lambda *_, **__: Limited(0, RuntimeError(REFUSAL)))
+    monkeypatch.setattr(
+        "lm_edit.sweeps.execution.executors.make_executor", lambda *_, **__: Limited(0, RuntimeError(REFUSAL))
+    )
     assert sweep(plan, "--out", tmp_path / "out", "--only", "rome") == 1
     printed = capsys.readouterr().out
     why = "it cannot be submitted (RuntimeError: sbatch: error: QOSMaxSubmitJobPerUserLimit)"
@@ -420,7 +422,7 @@ def test_workers_share_cores_and_gpus(fake: Any, plan: Path, tmp_path: Path, mon
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    monkeypatch.setattr("lm_edit.sweeps.local.num_cores", lambda: 6)
+    monkeypatch.setattr("lm_edit.sweeps.execution.local.num_cores", lambda: 6)
     monkeypatch.setenv("FAKE_SECONDS", "0.3")
     assert sweep(plan, "--out", tmp_path / "out") == 0  # two GPUs, so two workers with three of the six cores each
     assert {tuple(line[2:4]) for line in executions(fake)} == {("3", "4"), ("3", "6")}
@@ -481,7 +483,7 @@ def test_the_command_of_a_run_is_one_of_lm_eval(real_plan: Path, tmp_path: Path,
     # lm-eval's own thousands of tasks are not indexed
     monkeypatch.setattr(lm_eval.tasks.manager, "__file__", str(tmp_path / "built_in" / "manager.py"))
     cli_evaluate()
-    monkeypatch.setattr("lm_edit.sweeps.runs.subprocess.Popen", None)  # nothing is left to run
+    monkeypatch.setattr("lm_edit.sweeps.execution.runs.subprocess.Popen", None)  # nothing is left to run
     assert sweep(real_plan, "--out", tmp_path / "out") == 0
     assert (folder / "results").is_dir() and not (folder / "attempt").exists()
     _check_table(real_plan, tmp_path / "out", capsys)

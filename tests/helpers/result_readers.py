@@ -16,8 +16,8 @@ from lm_edit.results.repository import submit
 from lm_edit.results.samples import read_saved_answers
 from lm_edit.results.selection import select_wrong
 from lm_edit.results.show import comparison, edits_comparison
-from lm_edit.sweeps.complete import missing_parts
-from lm_edit.sweeps.estimate import Estimator
+from lm_edit.sweeps.checking.estimate import Estimator
+from lm_edit.sweeps.execution.complete import missing_parts
 
 Reader = Callable[[Path, Path], object]
 

@@ -17,8 +17,8 @@ from edit_hooks import EDITORS
 from edit_hooks.base.registry import editor_class
 from edit_hooks.lm.model import OWN_OPTIONS
 from judges.settings import PRESETS
-from lm_edit.sweeps.choices import UNEDITED
-from lm_edit.sweeps.plan import load_plan, shipped_plans
+from lm_edit.sweeps.planning.choices import UNEDITED
+from lm_edit.sweeps.planning.plan import load_plan, shipped_plans
 from lm_eval_tasks.bake.reversal import JUDGE_TEMPLATES
 from lm_eval_tasks.common.records.dataset import HUB, named_set
 from lm_eval_tasks.common.scoring.population import POPULATION, POPULATIONS, WRONG_EM, WRONG_JUDGE

@@ -22,7 +22,7 @@ from edit_hooks.lm.options.harness import PARENT_OPTIONS
 from edit_hooks.run_options import RUN_OPTIONS
 from lm_edit.cli.main import VERBS
 from lm_edit.figures.registry import all_figures
-from lm_edit.sweeps.plan import shipped_plans
+from lm_edit.sweeps.planning.plan import shipped_plans
 from lm_eval_tasks.common.records.benchmark import all_benchmarks
 from lm_eval_tasks.common.settings import COMMON_SETTINGS
 from lm_eval_tasks.report.catalog import list_tasks

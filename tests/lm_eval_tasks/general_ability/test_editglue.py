@@ -24,7 +24,7 @@ from edit_hooks import EditingError
 from edit_hooks.answers import LoglikelihoodPair
 from edit_hooks.contract.tiny_models import save_tiny
 from lm_edit.results.check import check_results
-from lm_edit.sweeps.plan import load_plan, shipped_plans
+from lm_edit.sweeps.planning.plan import load_plan, shipped_plans
 from lm_eval_tasks.general_ability import editglue
 from lm_eval_tasks.general_ability.editglue import COLA, MMLU, MRPC, NLI, RTE, RTE_INVERTED, SST2
 from lm_eval_tasks.general_ability.rows import RowSource

@@ -27,8 +27,8 @@ from typing import Any, Literal, NamedTuple
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import remove_leftovers, set_aside, write_atomically
 from edit_hooks.utils.json_io import json_text, read_json
-from lm_edit.sweeps.complete import missing_parts
-from lm_edit.sweeps.grid import Run
+from lm_edit.sweeps.execution.complete import missing_parts
+from lm_edit.sweeps.planning.grid import Run
 
 State = Literal["done", "damaged", "failed", "running", "interrupted", "waiting"]
 

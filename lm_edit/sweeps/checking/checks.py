@@ -1,7 +1,6 @@
 """Check of a plan against the engine and the tasks, before anything runs.
 
-With :mod:`lm_edit.sweeps.tasks` the one module of this package that imports lm-eval or torch: schedulers and workers do
-without.
+This room is the one of sweeps that imports lm-eval or torch: schedulers and workers do without.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from edit_hooks.lm.stock.checks import refuse_in_groups
 from edit_hooks.run_options import BY_NAME
 from edit_hooks.utils.errors import EditingError, first_line, near_misses, unknown_keys_error
 from edit_hooks.utils.hashing import key_of
-from lm_edit.sweeps.choices import EditorChoice, Plan, Where
-from lm_edit.sweeps.grid import Grid, Run, expand
-from lm_edit.sweeps.tasks import benchmarks_of
+from lm_edit.sweeps.checking.tasks import benchmarks_of
+from lm_edit.sweeps.planning.choices import EditorChoice, Plan, Where
+from lm_edit.sweeps.planning.grid import Grid, Run, expand
 from lm_eval_tasks.common.records.benchmark import Benchmark, find_benchmark
 from lm_eval_tasks.common.settings import COMMON_SETTINGS
 
@@ -35,7 +34,7 @@ Tuning = Literal["shipped", "given", "untuned", "unknown", ""]
 
 
 class EngineFacts:
-    """Facts about editors and tasks, from their classes and YAML files; see :class:`lm_edit.sweeps.grid.Facts`."""
+    """Facts about editors and tasks, from their classes and YAML files: see ``Facts`` of the grid."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

@@ -1,7 +1,7 @@
 """Runs as jobs of Slurm, through submitit.
 
 submitit writes the function of a job and its arguments with pickle, into a folder of the sweep; here these are
-:func:`lm_edit.sweeps.runs.execute` and texts. Machines share the file system of that folder.
+:func:`lm_edit.sweeps.execution.runs.execute` and texts. Machines share the file system of that folder.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.files import parse_size
-from lm_edit.sweeps.choices import Resources
-from lm_edit.sweeps.runs import RunOutcome, execute, thread_variables
+from lm_edit.sweeps.execution.runs import RunOutcome, execute, thread_variables
+from lm_edit.sweeps.planning.choices import Resources
 
 JOBS = "slurm"  # folder of submitit's files
 DEFAULT_HOURS = 24.0

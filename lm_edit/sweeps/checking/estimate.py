@@ -19,10 +19,10 @@ from typing import Any, TypeAlias
 from edit_hooks.utils.errors import EditingError
 from lm_edit.results.runs import ResultFile, read_result_files
 from lm_edit.results.task_facts import TaskFacts
-from lm_edit.sweeps.choices import UNEDITED
-from lm_edit.sweeps.grid import Run
-from lm_edit.sweeps.scored import tasks_without_scores
-from lm_edit.sweeps.tasks import benchmarks_of, leaf_tasks
+from lm_edit.sweeps.checking.tasks import benchmarks_of, leaf_tasks
+from lm_edit.sweeps.execution.scored import tasks_without_scores
+from lm_edit.sweeps.planning.choices import UNEDITED
+from lm_edit.sweeps.planning.grid import Run
 from lm_eval_tasks.common.records.benchmark import find_benchmark
 from lm_eval_tasks.common.settings import SUBSET
 from lm_eval_tasks.report.run_options import model_arguments

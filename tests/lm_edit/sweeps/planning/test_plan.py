@@ -15,17 +15,18 @@ from edit_hooks.training.trainer import RESUME_NAME
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import sha256_of
 from edit_hooks.utils.json_io import read_json
-from lm_edit.sweeps import named_files, tasks
-from lm_edit.sweeps.checks import check_plan, origin_of
-from lm_edit.sweeps.grid import Grid, Run
-from lm_edit.sweeps.plan import load_plan
-from lm_edit.sweeps.runs import SETTINGS, command_of, prepare
+from lm_edit.sweeps.checking import tasks
+from lm_edit.sweeps.checking.checks import check_plan, origin_of
+from lm_edit.sweeps.execution.runs import SETTINGS, command_of, prepare
+from lm_edit.sweeps.planning import named_files
+from lm_edit.sweeps.planning.grid import Grid, Run
+from lm_edit.sweeps.planning.plan import load_plan
 
 
 @pytest.fixture(autouse=True)
 def _own_tasks_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """lm-eval's index of its own thousands of tasks, for unknown names, takes many seconds."""
-    monkeypatch.setattr("lm_edit.sweeps.tasks._all_tasks", tasks._own_tasks)
+    monkeypatch.setattr("lm_edit.sweeps.checking.tasks._all_tasks", tasks._own_tasks)
 
 
 def write(folder: Path, text: str) -> Path:
@@ -385,7 +386,7 @@ def test_missing_inputs_of_editors_are_found_before_a_run(
     editor: str, message: str, options: list[str], tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dry run accepted an editor without its trained network, and every run of it failed."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "docs" / "templates" / "editor"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[4] / "docs" / "templates" / "editor"))
     monkeypatch.setattr("lm_edit.cli.sweep._execute", lambda *_: pytest.fail("the sweep began"))
     path = write(tmp_path, f"editors: [r_rome, '{editor}']\nbenchmarks: [bake_es]\n".replace("'", ""))
     assert run_verb(["sweep", str(path), "--out", str(tmp_path / "out"), *options]) == 2

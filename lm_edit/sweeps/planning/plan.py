@@ -1,7 +1,8 @@
 """Plans of sweeps: YAML files with the axes of a grid of runs.
 
 docs/guides/sweeps.md describes the format. This module checks its shape, with file and line in every message;
-:mod:`lm_edit.sweeps.checks` checks editors, tasks and settings, and :mod:`lm_edit.sweeps.grid` makes the runs.
+:mod:`lm_edit.sweeps.checking.checks` checks editors, tasks and settings, and :mod:`~lm_edit.sweeps.planning.grid` makes
+the runs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from edit_hooks.utils.files import parse_size, read_text, require_file
 from edit_hooks.utils.numbers import POSITIVE, SEED, Range, require_number, require_whole
 from edit_hooks.utils.options import SECRET_OPTIONS, parse_editor_args, settings_file
 from edit_hooks.utils.yaml_io import parse_yaml, read_yaml
-from lm_edit.sweeps.choices import (
+from lm_edit.sweeps.planning.choices import (
     UNEDITED,
     BenchmarkChoice,
     EditorChoice,
@@ -29,7 +30,7 @@ from lm_edit.sweeps.choices import (
     Where,
 )
 
-PLANS = Path(__file__).with_name("plans")
+PLANS = Path(__file__).parents[1] / "plans"
 MODES = ("single", "batch", "sequential")
 
 KEYS = (

@@ -1,7 +1,8 @@
 """Runs as tasks of a Ray cluster.
 
-Ray sends functions and arguments between processes with pickle; here these are :func:`lm_edit.sweeps.runs.execute`, by
-its name, and texts. Machines share the file system of the sweep's folder and have this package installed.
+Ray sends functions and arguments between processes with pickle; here these are
+:func:`lm_edit.sweeps.execution.runs.execute`, by its name, and texts. Machines share the file system of the sweep's
+folder and have this package installed.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 
 from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.files import parse_size
-from lm_edit.sweeps.choices import Resources
-from lm_edit.sweeps.runs import execute, thread_variables
+from lm_edit.sweeps.execution.runs import execute, thread_variables
+from lm_edit.sweeps.planning.choices import Resources
 
 
 class RayExecutor:

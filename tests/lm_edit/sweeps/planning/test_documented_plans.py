@@ -7,7 +7,8 @@ import re
 import pytest
 from paths import ROOT
 
-from lm_edit.sweeps import grid, plan, runs
+from lm_edit.sweeps.execution import runs
+from lm_edit.sweeps.planning import grid, plan
 
 TEXT = "".join((ROOT / f"docs/guides/{name}.md").read_text(encoding="utf-8") for name in ("sweeps", "sweeps-cluster"))
 

@@ -1,4 +1,4 @@
-"""The parts of a plan as data: models, editors, benchmarks, modes, resources; :mod:`lm_edit.sweeps.plan` reads them."""
+"""The parts of a plan as data: models, editors, benchmarks, modes, resources; :mod:`.plan` reads them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Resources:
 
     Attributes:
         cpus: processor cores; ``None``: the machine's, divided by the number of workers, and 1 on clusters.
-        gpus: devices; ``None``: one per run where there are any; on clusters see :mod:`lm_edit.sweeps.executors`.
+        gpus: devices; ``None``: one per run where there are any; on clusters see the executors.
         memory: bytes as text, such as ``32GB``.
         hours: time limit of a Slurm job.
         slurm: further parameters for submitit, such as ``slurm_partition``.

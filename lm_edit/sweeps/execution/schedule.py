@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from edit_hooks.utils.errors import first_line
-from lm_edit.sweeps.runs import POLL_SECONDS, RunOutcome, is_locked, set_aside_damaged, state_of
+from lm_edit.sweeps.execution.runs import POLL_SECONDS, RunOutcome, is_locked, set_aside_damaged, state_of
 
 BUSY_SECONDS = 1.0  # between polls of a run that another sweep executes
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from edit_hooks.utils.durations import spell_duration
-from lm_edit.sweeps.grid import Run
-from lm_edit.sweeps.runs import LOG, RESULTS, state_of
-from lm_edit.sweeps.schedule import Event
-from lm_edit.sweeps.scored import missing_scores
+from lm_edit.sweeps.execution.runs import LOG, RESULTS, state_of
+from lm_edit.sweeps.execution.schedule import Event
+from lm_edit.sweeps.execution.scored import missing_scores
+from lm_edit.sweeps.planning.grid import Run
 
 UNSCORED = "done, no case scored"
 SUMMARY_SECONDS = 60.0  # between summaries while nothing else is printed

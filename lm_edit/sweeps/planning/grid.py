@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from edit_hooks.utils.hashing import key_of
-from lm_edit.sweeps.choices import BenchmarkChoice, EditorChoice, ModeChoice, Model, Plan, Where
-from lm_edit.sweeps.named_files import NamedFile, named_files
+from lm_edit.sweeps.planning.choices import BenchmarkChoice, EditorChoice, ModeChoice, Model, Plan, Where
+from lm_edit.sweeps.planning.named_files import NamedFile, named_files
 
 RULES = {
     "joint": "the editor writes one edit at a time",
@@ -54,7 +54,7 @@ class Run:
         details: sizes and settings that distinguish the runs of these names, as text.
         model_args, tasks, metadata, limit, lm_eval: of the command.
         label: name of the editor in tables of results; not a part of :attr:`content`, since it changes no result.
-        shape: see :class:`lm_edit.sweeps.plan.Model`.
+        shape: see :class:`lm_edit.sweeps.planning.plan.Model`.
         where: entries of the plan that this run comes from, the editor's first.
     """
 

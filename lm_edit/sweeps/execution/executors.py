@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from lm_edit.sweeps.choices import Resources
-from lm_edit.sweeps.grid import Run
-from lm_edit.sweeps.schedule import Executor
+from lm_edit.sweeps.execution.schedule import Executor
+from lm_edit.sweeps.planning.choices import Resources
+from lm_edit.sweeps.planning.grid import Run
 
 EXECUTORS = ("local", "slurm", "ray")
 
@@ -36,21 +36,21 @@ def make_executor(
         resources: of the plan.
         runs: that will be submitted.
         address: of a Ray cluster; by default one on this machine.
-        slurm_cluster: executor of submitit; see :class:`lm_edit.sweeps.slurm.SlurmExecutor`.
+        slurm_cluster: executor of submitit; see :class:`lm_edit.sweeps.execution.slurm.SlurmExecutor`.
 
     Raises:
         EditingError: for a library that is not installed, and for resources that are not there.
     """
     used = on_cluster(name, resources, runs, slurm_cluster)
     if name == "slurm":
-        from lm_edit.sweeps.slurm import SlurmExecutor
+        from lm_edit.sweeps.execution.slurm import SlurmExecutor
 
         return SlurmExecutor(out, workers, used, slurm_cluster)
     if name == "ray":
-        from lm_edit.sweeps.ray import RayExecutor
+        from lm_edit.sweeps.execution.ray import RayExecutor
 
         return RayExecutor(workers, used, address, gpus_if_any=resources.gpus is None)
-    from lm_edit.sweeps.local import LocalExecutor
+    from lm_edit.sweeps.execution.local import LocalExecutor
 
     return LocalExecutor(workers, resources)
 
@@ -64,7 +64,7 @@ def on_cluster(name: str, resources: Resources, runs: Iterable[Run], slurm_clust
         return resources
     needs_gpu = any(not str(run.model_args.get("device", "")).startswith("cpu") for run in runs)
     if name == "slurm" and slurm_cluster == "local":
-        from lm_edit.sweeps.local import visible_devices
+        from lm_edit.sweeps.execution.local import visible_devices
 
         needs_gpu = needs_gpu and bool(visible_devices())
     elif name == "slurm" and _asks_for_gpus(resources):

@@ -16,11 +16,11 @@ from edit_hooks import load_editor
 from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.base.shipped import find_shipped
 from lm_edit.figures import evk_align
-from lm_edit.sweeps.checks import check_plan, origin_of, shape_config
-from lm_edit.sweeps.choices import UNEDITED, Plan
-from lm_edit.sweeps.grid import Grid
-from lm_edit.sweeps.plan import EDITOR_KEYS, load_plan, shipped_plans
-from lm_edit.sweeps.tasks import benchmarks_of, leaf_tasks
+from lm_edit.sweeps.checking.checks import check_plan, origin_of, shape_config
+from lm_edit.sweeps.checking.tasks import benchmarks_of, leaf_tasks
+from lm_edit.sweeps.planning.choices import UNEDITED, Plan
+from lm_edit.sweeps.planning.grid import Grid
+from lm_edit.sweeps.planning.plan import EDITOR_KEYS, load_plan, shipped_plans
 from lm_eval_tasks.common.records.benchmark import all_benchmarks
 from lm_eval_tasks.report.editor_settings import find_setting
 

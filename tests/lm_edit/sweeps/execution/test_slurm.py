@@ -15,7 +15,7 @@ from command_line import run_verb
 from fake_harness import executions, install
 from paths import ROOT
 
-from lm_edit.sweeps.slurm import SlurmRun
+from lm_edit.sweeps.execution.slurm import SlurmRun
 
 PLAN = "editors: [rome]\nbenchmarks: [bake_es]\nlimit: 2\nresources: {cpus: 1, hours: 0.05}\n"
 

@@ -11,11 +11,11 @@ import pytest
 import yaml
 from paths import ROOT
 
-from lm_edit.sweeps.checks import check_plan
-from lm_edit.sweeps.choices import Plan
-from lm_edit.sweeps.grid import Run
-from lm_edit.sweeps.plan import load_plan, shipped_plans
-from lm_edit.sweeps.tasks import benchmarks_of, leaf_tasks
+from lm_edit.sweeps.checking.checks import check_plan
+from lm_edit.sweeps.checking.tasks import benchmarks_of, leaf_tasks
+from lm_edit.sweeps.planning.choices import Plan
+from lm_edit.sweeps.planning.grid import Run
+from lm_edit.sweeps.planning.plan import load_plan, shipped_plans
 
 MAP: dict[str, Any] = yaml.safe_load((ROOT / "docs/_data/published_tables.yaml").read_text(encoding="utf-8"))
 ENTRIES = [(section, entry) for section in MAP.values() for entry in section["tables"]]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from command_line import run_verb
 
-from lm_edit.sweeps.estimate import Estimator
-from lm_edit.sweeps.grid import Run
+from lm_edit.sweeps.checking.estimate import Estimator
+from lm_edit.sweeps.planning.grid import Run
 
 
 def save(path: Path, total: float, edits: int, per_edit: float, cases: int, **options: object) -> None:

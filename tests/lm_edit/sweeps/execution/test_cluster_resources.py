@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from command_line import run_verb
 
-from lm_edit.sweeps.choices import Resources
-from lm_edit.sweeps.executors import defaults_of, make_executor, on_cluster
-from lm_edit.sweeps.slurm import _parameters
+from lm_edit.sweeps.execution.executors import defaults_of, make_executor, on_cluster
+from lm_edit.sweeps.execution.slurm import _parameters
+from lm_edit.sweeps.planning.choices import Resources
 
 ON_GPU, ON_CPU = SimpleNamespace(model_args={}), SimpleNamespace(model_args={"device": "cpu"})
 

@@ -11,8 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.sweeps.choices import Resources
-from lm_edit.sweeps.runs import RunOutcome, execute, thread_variables
+from lm_edit.sweeps.execution.runs import RunOutcome, execute, thread_variables
+from lm_edit.sweeps.planning.choices import Resources
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 

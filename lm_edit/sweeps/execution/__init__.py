@@ -1,0 +1,1 @@
+"""Runs of a sweep: scheduled and executed here, by Ray or by Slurm, and their states; without torch."""
