@@ -27,6 +27,7 @@ from edit_hooks.answers import (
     ScoredContinuation,
 )
 from edit_hooks.assets.demo_model import demo_dtype, demo_model_path
+from edit_hooks.assets.gguf_file import gguf_model_path, is_gguf_file
 from edit_hooks.base.checks import position_limit
 from edit_hooks.base.editor import Editor
 from edit_hooks.base.origin import SettingsOrigin, report_origin
@@ -113,6 +114,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self.is_demo = pretrained is None
         if self.is_demo:
             pretrained = str(demo_model_path(demo_dtype(kwargs.get("dtype"))))
+        elif is_gguf_file(pretrained):
+            pretrained = str(gguf_model_path(pretrained, kwargs.get("dtype")))
         start_processes(tensor_parallel=kwargs.get("tp_plan") is not None)
         planned = read_plan(self.options, self.editor, self.options.data_settings(self.is_demo) | self._sets)
         self._edits_digest = planned.digest  # of the edits without their context

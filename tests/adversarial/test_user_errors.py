@@ -223,8 +223,8 @@ enable_thinking=true | think_end_token
 pretrained=/nowhere | is not there
 pretrained=a_file | is a file
 pretrained=empty | holds no config.json
-pretrained=gguf | its weights are in the GGUF format. Save it as an ordinary model
-pretrained=gguf/weights.gguf | from_pretrained('gguf', gguf_file='weights.gguf', quantization_config=Gguf
+pretrained=gguf | for its GGUF file name the file: pretrained=gguf/weights.gguf
+pretrained=gguf/weights.gguf | cannot be read as a model
 pretrained=model | cannot be used with these options
 pretrained=5 | names no model
 pretrained=no/such-model | no/such-model

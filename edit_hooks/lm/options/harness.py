@@ -76,10 +76,7 @@ PARENT_OPTIONS: dict[str, ParentOption] = {
     ),
     "autogptq": _refused("edits need weights that are not quantized", "false"),
     "gptqmodel": _refused("edits need weights that are not quantized", "false"),
-    "gguf_file": _refused(
-        "load the file with transformers and quantization_config=GgufConfig(dequantize=True), save model and tokenizer "
-        "with save_pretrained, and name that folder"
-    ),
+    "gguf_file": _refused("name the file itself, pretrained=path/to/model.gguf, which is de-quantized once"),
     "think_end_token": _honored("the answer follows the last such token; without one a generation is unscored"),
     "enable_thinking": _honored("option of the chat template; true cannot be combined with likelihood metrics"),
     "chat_template_args": _honored("options of the chat template, for edits (edit_context=chat) and questions"),

@@ -36,15 +36,6 @@ def loading_words(options: Mapping[str, Any]) -> list[str]:
     return [*words, "--model-args", ",".join(spelled)] if spelled else words
 
 
-def saved_from_gguf(folder: str, file: str) -> str:
-    """How to get the folder of a model from a GGUF file; transformers saves no model that is marked as quantized."""
-    source = f"from_pretrained({folder!r}, gguf_file={file!r}"
-    return (
-        f"Save it as an ordinary model and name that folder: AutoModelForCausalLM.{source}, quantization_config="
-        f"GgufConfig(dequantize=True)).save_pretrained(NEW), AutoTokenizer.{source}).save_pretrained(NEW)."
-    )
-
-
 def check_model_options(pretrained: object, options: Mapping[str, Any]) -> None:
     """Check options before anything is read.
 
@@ -83,10 +74,6 @@ def _check_pretrained(pretrained: object, subfolder: str) -> None:
         raise EditingError(f"pretrained={pretrained!r} names no model; give a hub id or the folder of a saved model.")
     path = user_path(pretrained, "model")
     if path.is_file() or (pretrained.startswith(("/", ".", "~")) and not path.is_dir()):
-        if path.suffix == ".gguf":
-            raise EditingError(
-                f"pretrained={pretrained} is a GGUF file. {saved_from_gguf(str(path.parent), path.name)}"
-            )
         kind = "a file" if path.is_file() else "not there"
         raise EditingError(f"pretrained={pretrained} is {kind}; give a hub id or the folder of a saved model.")
     folder = path / subfolder
@@ -98,7 +85,7 @@ def _check_pretrained(pretrained: object, subfolder: str) -> None:
     if path.is_dir() and not Path(folder, "config.json").is_file():
         file = next((file.name for file in sorted(folder.glob("*.gguf"))), None)
         remedy = (
-            f"its weights are in the GGUF format. {saved_from_gguf(str(folder), file)}"
+            f"for its GGUF file name the file: pretrained={folder / file}."
             if file
             else "give the folder of a saved model."
         )

@@ -16,10 +16,11 @@ import pytest
 import torch
 from damage import empty, flipped, replace_by_a_folder, restore, truncate
 from paths import ROOT
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from edit_hooks.assets import demo_model as demo
-from edit_hooks.lm.options.loading import check_model_options, saved_from_gguf
+from edit_hooks.assets import gguf_file
+from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.utils.errors import EditingError
 
 HIDDEN, INNER, HEADS, HEAD_DIM, BLOCKS = 16, 24, 2, 8, 2
@@ -139,16 +140,30 @@ def test_the_file_is_parsed_once_and_the_library_left_as_it_was(fake: Path, monk
     assert len(parsed) == 1 and gguf.GGUFReader is Counted and gc.isenabled()
 
 
-def test_a_gguf_file_can_be_saved_as_the_error_says(tiny_gguf: Path, tmp_path: Path) -> None:
-    calls = saved_from_gguf(str(tiny_gguf.parent), tiny_gguf.name).split("folder: ")[1].removesuffix(".")
-    assert calls.count("from_pretrained(") == 2
-    names = {"AutoModelForCausalLM": AutoModelForCausalLM, "AutoTokenizer": AutoTokenizer, "GgufConfig": GgufConfig}
-    exec(f"_ = {calls}", {**names, "NEW": tmp_path / "saved"})
-    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)
+def test_a_gguf_file_is_converted_once_and_loads_by_its_path(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LM_EDIT_CACHE", str(tmp_path))
+    lm = EditedHFLM(pretrained=str(tiny_gguf), mode="none", device="cpu")
     reference = AutoModelForCausalLM.from_pretrained(tiny_gguf.parent, gguf_file=tiny_gguf.name, dtype=torch.float32)
     ids = torch.arange(2, 40)[None]
-    assert torch.equal(saved(ids).logits, reference(ids).logits)
-    check_model_options(str(tmp_path / "saved"), {})
+    assert torch.equal(lm.model(ids).logits, reference(ids).logits)
+    assert lm.model.dtype == torch.float32 and lm.tok_encode("the cat is")[0] == 2
+    monkeypatch.setattr(gguf_file, "_convert", lambda *_: pytest.fail("converted twice"))
+    assert gguf_file.gguf_model_path(str(tiny_gguf), "auto") == gguf_file.gguf_model_path(str(tiny_gguf), torch.float32)
+
+
+def test_what_is_no_gguf_file_is_refused(tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LM_EDIT_CACHE", str(tmp_path))
+    (tmp_path / "page.gguf").write_bytes(b"<html>not found</html>")
+    with pytest.raises(EditingError, match=r"page.gguf does not begin as a GGUF file"):
+        gguf_file.gguf_model_path(str(tmp_path / "page.gguf"))
+    (tmp_path / "half.gguf").write_bytes(tiny_gguf.read_bytes()[:5000])
+    with pytest.raises(EditingError, match=r"half.gguf cannot be read as a model"):
+        gguf_file.gguf_model_path(str(tmp_path / "half.gguf"))
+    assert not list((tmp_path / "gguf").glob("*-*"))  # nothing half there
+    with pytest.raises(EditingError, match=r"dtype=float8 .*Accepted: auto, float32"):
+        gguf_file.gguf_model_path(str(tiny_gguf), "float8")
 
 
 def test_conversion_gives_a_plain_folder_with_the_same_logits(fake: Path, tiny_gguf: Path) -> None:
