@@ -30,7 +30,7 @@ from edit_hooks.assets.demo_name import DEMO_NAME
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.files import blocks_of, cache_root, packaged_file, sha256_of
 from edit_hooks.utils.json_io import read_json
-from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.logs import BANNER, get_logger
 
 logger = get_logger(__name__)
 
@@ -233,7 +233,8 @@ def _convert_into(folder: Path, dtype: DemoDtype) -> None:
         result = work / "model"
         result.mkdir(parents=True)
         _join_chunks(work / "model.gguf")
-        logger.warning("demo model: converting to %s in %s (once; about half a minute)", dtype, folder)
+        text = "demo model: converting to %s in %s (once; about half a minute)"
+        logger.warning(text, dtype, folder, extra=BANNER)  # no warning of the run, see edit_hooks.utils.logs
         with _read_once():
             _save_tokenizer(work, result)
             _save_weights(work, result, dtype)
