@@ -89,6 +89,16 @@ def test_every_command_is_known():
     assert [command.split()[1] for command in SCRIPTS] == ["scripts/quickstart.sh", "scripts/test.sh"]
 
 
+def test_the_comparison_does_not_read_the_quickstart():
+    """Its runs have another ``--limit``, so the leaderboard and the figure would refuse both together."""
+    folders = set(re.findall(r"--output_path (\S+)", README))
+    read = {shlex.split(command)[2 + (" figure " in command)] for command in LM_EDIT if " -o " in command}
+    quickstart = (ROOT / "scripts/quickstart.sh").read_text(encoding="utf-8")
+    (written,) = re.findall(r'^output="(.*?)"$', quickstart, flags=re.MULTILINE)
+    assert folders == read and len(folders) == 1
+    assert Path(written).parts[0] not in folders
+
+
 @pytest.fixture
 def no_built_in_tasks(tmp_path, monkeypatch):
     """An empty folder in the place of lm-eval's 14,000 task files, which take ten seconds to index."""
@@ -132,7 +142,7 @@ def test_commands_on_results_run(command, tmp_path, monkeypatch, capsys):
     for number, task in enumerate(("bake_es", "bake_rq", "qaedit_wild_reliability")):
         for editor in ("ft_m", "rome"):
             date = DATE.replace("2026", str(2026 + number))
-            write_run(tmp_path / "results", task, editor=editor, results=scripted_results(task), date=date)
+            write_run(tmp_path / "runs", task, editor=editor, results=scripted_results(task), date=date)
     words = shlex.split(command)[1:]
     assert main(words) == 0
     assert (tmp_path / words[words.index("-o") + 1]).exists()
