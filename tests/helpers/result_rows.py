@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
+import pytest
 
+import lm_edit.results.tables
 from lm_edit.results.schema import RESULT_COLUMNS
 
 COMMON: dict[str, Any] = {
@@ -61,3 +63,9 @@ def row(editor: str, task: str, metric: str, value: float, **changes: Any) -> di
 def frame(*rows: Mapping[str, Any]) -> pd.DataFrame:
     """The table of results."""
     return pd.DataFrame(list(rows), columns=list(RESULT_COLUMNS))
+
+
+def pretend_results(monkeypatch: pytest.MonkeyPatch, rows: pd.DataFrame) -> None:
+    """Give readers of result files these rows, whatever the paths."""
+    monkeypatch.setattr(lm_edit.results.tables.ResultSet, "of", lambda paths: paths)
+    monkeypatch.setattr(lm_edit.results.tables, "load_results", lambda paths: rows)

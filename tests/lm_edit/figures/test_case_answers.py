@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from command_line import run_verb
-from result_rows import frame, row
+from result_rows import frame, pretend_results, row
 
 import lm_edit.results.documents
 import lm_edit.results.tables
@@ -102,7 +102,7 @@ def test_text_of_a_model_is_escaped(tmp_path: Path) -> None:
 def test_the_verb_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = frame(*(row("rome", task, "reverse_qa_prob", 0.5, file="r.json") for task in ("bake_rq", "bake_s")))
     (run,) = set(rows["run"])
-    monkeypatch.setattr(lm_edit.results.tables, "load_results", lambda paths: rows)
+    pretend_results(monkeypatch, rows)
     asked = [document(run, {"rq": text_of(" Paris")}), document(run, {"rq": text_of("?")}, task="bake_s")]
     monkeypatch.setattr(
         lm_edit.results.documents,

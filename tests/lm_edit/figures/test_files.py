@@ -10,9 +10,8 @@ import re
 import pytest
 from command_line import run_verb
 from paths import ROOT
-from result_rows import frame, row
+from result_rows import frame, pretend_results, row
 
-import lm_edit.results.tables
 from edit_hooks import EditingError
 from lm_edit.figures import bake_logprob, bake_statistics, causal_trace, qaedit_categories, wild_grid
 from lm_edit.figures.charts import Bars, Chart, HeatMap, Series, Waterfall
@@ -180,7 +179,7 @@ class TestVerbs:
 
     def test_a_figure_is_drawn_from_rows(self, tmp_path, monkeypatch, capsys):
         rows = [row(editor, "bake_rq", name, -1.0) for editor in ("rome", "memit") for name in bake_logprob.ANSWERS]
-        monkeypatch.setattr(lm_edit.results.tables, "load_results", lambda paths: frame(*rows))
+        pretend_results(monkeypatch, frame(*rows))
         out = tmp_path / "sub" / "f.svg"
         assert run_verb(["figure", "bake_logprob", "results", "--only", "editor=rome", "-o", str(out)]) == 0
         assert f"written to {out}" in capsys.readouterr().out and out.read_bytes().startswith(b"<?xml")

@@ -10,9 +10,8 @@ import pytest
 from command_line import run_verb
 from model_shapes import MODELS, model_like
 from result_files import scripted_results, write_run
-from result_rows import frame, row
+from result_rows import frame, pretend_results, row
 
-import lm_edit.results.tables
 from edit_hooks import EditingError, load_editor
 from edit_hooks.in_context.combined import EditorWithContext
 from lm_edit import load_results
@@ -126,7 +125,7 @@ class TestGlue:
     def test_the_verb(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr(lm_edit.results.tables, "load_results", lambda paths: frame(*self.rows()))
+        pretend_results(monkeypatch, frame(*self.rows()))
         out = tmp_path / "f.svg"
         assert run_verb(["figure", "evk_glue", "results", "-o", str(out)]) == 0
         assert b"rect + EVK-Align" in out.read_bytes()

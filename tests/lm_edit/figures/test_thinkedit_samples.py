@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from command_line import run_verb
 from result_files import write_run
-from result_rows import frame, row
+from result_rows import frame, pretend_results, row
 from scripted import ScriptedLM
 from task_runs import run
 
-import lm_edit.results.tables
 from edit_hooks import EditingError
 from lm_edit import CaseDocument, SavedQuestion, SavedResponse, load_documents
 from lm_edit.figures import thinkedit_graph, thinkedit_steps
@@ -99,9 +98,7 @@ class TestGraph:
 
     def test_runs_of_one_editor_have_names_of_their_own(self, monkeypatch):
         runs = [row("memit", "knowgic", "ifr", 0.5, settings=settings) for settings in ("aaaa", "bbbb")]
-        monkeypatch.setattr(
-            lm_edit.results.tables, "load_results", lambda paths: frame(*runs, row("unedited", "t", "m", 1.0))
-        )
+        pretend_results(monkeypatch, frame(*runs, row("unedited", "t", "m", 1.0)))
         names = Inputs(["x"]).run_names()
         assert sorted(names.values()) == [
             "memit (tiny, settings aaaa)", "memit (tiny, settings bbbb)", "unedited (tiny)"
