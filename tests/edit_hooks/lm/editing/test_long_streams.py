@@ -9,6 +9,7 @@ import pytest
 from paths import ROOT
 
 from edit_hooks.lm.editing import memory_limit, stream_state
+from edit_hooks.lm.editing import stream as stream_module
 from edit_hooks.lm.editing.stream_state import GrowthWatch, StreamState
 from edit_hooks.modeling.tensors import read_tensors
 
@@ -63,6 +64,7 @@ def test_a_killed_stream_resumes_to_the_same_weights(long_streams, tmp_path, mon
 def test_the_state_of_a_long_stream_does_not_grow(editor, settings, state, long_streams, tmp_path, monkeypatch):
     """Finished steps leave memory for the store, and later passes read them there."""
     monkeypatch.setattr(memory_limit, "MOST_STREAM_EDITS", 2)
+    monkeypatch.setattr(stream_module, "rebuilt", None)  # the state goes on from step to step
     stream = long_streams.stream_of(editor, settings, long_streams.requests(36), tmp_path)
     sections = long_streams.measure(stream, 4)
     assert sections[-1].state == (sections[0].state if state is None else state)
@@ -72,6 +74,23 @@ def test_the_state_of_a_long_stream_does_not_grow(editor, settings, state, long_
     states = [stream.state_after(step) for step in range(36)]
     stream.visit(lambda step, runtime_part: None)  # checks the fingerprint after every step
     assert [stream.state_after(step) for step in range(36)] == states
+
+
+def test_a_state_that_an_interrupt_lost_is_made_again(long_streams, tmp_path, monkeypatch):
+    """An interrupt can come between the line that keeps a step and the one that keeps the state after it."""
+    facts = long_streams.requests(4)
+    lost, unbroken = (long_streams.stream_of("alphaedit", long_streams.QUICK, facts, None) for _ in range(2))
+
+    def stop(pid, signal):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(long_streams.os, "kill", stop)
+    with pytest.raises(KeyboardInterrupt):
+        long_streams.measure(lost, 1, kill_at=3)
+    lost._carried = StreamState()
+    lost.make()
+    unbroken.make()
+    assert lost.final_state == unbroken.final_state and lost.carried_bytes == unbroken.carried_bytes == 4 * 64 * 4
 
 
 def test_what_later_steps_need_is_in_the_stored_steps(long_streams, tmp_path):
