@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import nn
 
 from edit_hooks.modeling.architectures import architecture_of, num_layers
-from edit_hooks.modeling.support import Support
+from edit_hooks.modeling.support import Support, known_support
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.plugins import import_object
 
@@ -22,6 +22,9 @@ def require_support(model: nn.Module) -> Support:
     Raises:
         EditingError: none of its weights can be edited.
     """
+    known = known_support(model)
+    if known is not None and known.weights:
+        return known
     support: Support = import_object(SELF_CHECK, "self-check")(model)
     return support
 

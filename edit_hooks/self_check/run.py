@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from edit_hooks.locate.value_batch import Site
-from edit_hooks.modeling.architectures import ROLES, architecture_of, map_shape, text_config, unwrapped
+from edit_hooks.modeling.architectures import ROLES, Architecture, architecture_of, map_shape, text_config, unwrapped
 from edit_hooks.modeling.forward_pass import forward_pass_of
 from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.hooks import frozen
@@ -25,7 +25,6 @@ from edit_hooks.utils.logs import get_logger
 log = get_logger("lm_eval.edited_hf")
 
 KIND = "self_checks"
-MAX_BLOCKS = 3  # whose residual stream is checked
 SAME_SCALE = 1e-2  # relative difference of the scales of two blocks that counts as rounding
 
 # Name of a check -> what it is about, in the order in which they run.
@@ -122,6 +121,7 @@ class _Run:
         self.unusable: dict[str, str] = {}
         self.roles: dict[str, list[str]] = {}
         self.blocks: list[int] = []
+        self.kinds: list[int] = []
 
     def all_checks(self) -> None:
         if not self._holds("structure", self._structure):
@@ -141,7 +141,7 @@ class _Run:
         if "rewrite" not in self.unusable:
             self.scale = None
             self._holds("residual", self._residual)
-            self._holds("gate", lambda: self.probe.check_gate(self.middle))
+            self._holds("gate", self._gate)
             if "cache" not in self.failed:
                 self._holds("suffix", self._suffix)
         one_of_each_kind = {name.rpartition(".")[0]: name for name in reversed(self.names)}.values()
@@ -149,7 +149,7 @@ class _Run:
 
     @property
     def names(self) -> list[str]:
-        """The maps of the middle block that can be edited as far as is known."""
+        """The maps of one block of each kind that can be edited as far as is known."""
         return [name for role in self.roles if role not in self.unusable for name in self.roles[role]]
 
     def _by_role(self, check_name: str, check: Callable[[str], None]) -> None:
@@ -168,8 +168,8 @@ class _Run:
             self.passed.append(check_name)
 
     def _check_width(self, name: str) -> None:
-        (rewrite,), width = self.roles["rewrite"], text_config(self.model).hidden_size
-        if name == rewrite:
+        width = text_config(self.model).hidden_size
+        if name in self.roles["rewrite"]:
             found = map_shape(self.model.get_submodule(name))[0]
             require(found == width, f"{name} leads into {found} dimensions, the residual stream has {width}")
 
@@ -214,21 +214,26 @@ class _Run:
         self.blocks = editable_blocks(self.model)
         candidates = self.blocks or editable_blocks(self.model, "query_value")
         require(bool(candidates), "no block has an MLP or an attention whose maps can be edited")
-        self.middle = candidates[len(candidates) // 2]
-        self.roles = {role: arch.module_names(role, self.middle) for role in ROLES if arch.has(role, self.middle)}
+        self.kinds = _one_of_each_kind(arch, candidates)
+        self.roles = {
+            role: [name for layer in self.kinds if arch.has(role, layer) for name in arch.module_names(role, layer)]
+            for role in ROLES
+        }
+        self.roles = {role: names for role, names in self.roles.items() if names}
         if not self.blocks:
             experts = "is a mixture of experts in tensors of all experts" if arch.routed else "has no linear output map"
             self.unusable = {"rewrite": f"the MLP {experts}", "mlp_in": f"the MLP {experts}"}
         for role in ROLES:
             if role not in self.roles:
-                self.unusable.setdefault(role, f"block {self.middle} has no such map")
+                self.unusable.setdefault(role, "no block has such a map")
         self.probe = Probe(self.model, arch)
         require(not bool(self.probe.plain_PV.isnan().any()), "its logits are not numbers")
 
     def _padding(self) -> None:
         require(forward_pass_of(self.model).pads, "rows of different lengths change each other in a batch")
         if "rewrite" not in self.unusable:
-            self.probe.check_plain(self.middle)
+            for layer in self.kinds:
+                self.probe.check_plain(layer)
 
     def _suffix(self) -> None:
         try:
@@ -242,11 +247,16 @@ class _Run:
 
     def _check_suffixes(self) -> None:
         sites: tuple[Site, ...] = ("mlp", "block")
-        for site in sites:
-            self.probe.check_suffix(self.middle, site)
+        for layer in self.kinds:
+            for site in sites:
+                self.probe.check_suffix(layer, site)
+
+    def _gate(self) -> None:
+        for layer in self.kinds:
+            self.probe.check_gate(layer)
 
     def _residual(self) -> None:
-        blocks = sorted({self.blocks[0], self.middle, self.blocks[-1]})[:MAX_BLOCKS]
+        blocks = sorted({self.blocks[0], *self.kinds, self.blocks[-1]})
         scales = self.probe.contributions(blocks)
         spread = max(scales) / min(scales) - 1
         require(spread <= SAME_SCALE, f"the blocks {blocks} add their MLPs' outputs at different scales {scales}")
@@ -258,6 +268,14 @@ class _Run:
         found = forward_pass_of(self.model)
         require(found.decodes, "keys and values of earlier tokens cannot stand for them")
         require(found.shares, "several new tokens cannot run on top of those of earlier ones")
+
+
+def _one_of_each_kind(arch: Architecture, blocks: Sequence[int]) -> list[int]:
+    """Of the blocks with the same modules, the one in the middle; the first of the list has most blocks of its kind."""
+    kinds: dict[str, list[int]] = {}
+    for layer in blocks:
+        kinds.setdefault(repr(sorted(arch.special.get(layer, {}).items())), []).append(layer)
+    return [alike[len(alike) // 2] for alike in sorted(kinds.values(), key=len, reverse=True)]
 
 
 def summary(model: nn.Module, support: Support) -> dict[str, Any]:

@@ -99,6 +99,16 @@ def test_a_broken_promise_is_found(fault: Callable[..., None], monkeypatch: Monk
             load_editor("rome", ROME).edit(model, build_tokenizer("byte_bpe"), [REQUEST])
 
 
+def test_a_block_of_every_kind_is_checked(monkeypatch: MonkeyPatch) -> None:
+    """DeepSeek's first block is dense, the others have a shared expert."""
+    model = build_model("deepseek_v3")
+    dense: Any = model.get_submodule("model.layers.0.mlp.down_proj")
+    assert "written" not in self_check(model).failed
+    kept = dense.weight.detach().clone()
+    monkeypatch.setattr(dense, "forward", lambda x: torch.nn.functional.linear(x, kept))
+    assert "layers.0.mlp.down_proj" in self_check(model).failed["written"]
+
+
 def test_a_map_of_another_width_is_no_output_map(monkeypatch: MonkeyPatch) -> None:
     """A row from outside that names the gate in the place of the output map."""
     model = build_model("smollm3")
