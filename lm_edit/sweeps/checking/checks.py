@@ -233,14 +233,6 @@ class TuningOrigin(NamedTuple):
     text: str = ""
 
 
-class _Outline(nn.Module):
-    """A model without modules: the configuration is all that the origin of settings depends on."""
-
-    def __init__(self, config: PretrainedConfig) -> None:
-        super().__init__()
-        self.config = config
-
-
 def origin_of(plan: Plan, run: Run) -> TuningOrigin:
     """Where the settings of a run come from.
 
@@ -258,8 +250,10 @@ def origin_of(plan: Plan, run: Run) -> TuningOrigin:
         return TuningOrigin(
             "unknown", f"the configuration of {run.model_args['pretrained']} cannot be read ({first_line(error)})"
         )
+    if (outline := _outline(*_model_of(run))) is None:
+        return TuningOrigin("unknown", f"transformers has no causal model of type {config.model_type!r}")
     try:
-        origin = editor.settings_origin(_Outline(config))
+        origin = editor.settings_origin(outline)
     except EditingError as error:
         raise plan.file.error(run.where, f"run {run.name}: {error}") from None
     if origin.is_guess or not (origin.shipped or origin.given):
@@ -300,7 +294,10 @@ def shape_config(name: str) -> PretrainedConfig:
             f"{', '.join(sorted(shapes))}."
         )
     matches = dict(shapes[name])
-    return AutoConfig.for_model(matches.pop("model_type"), **matches)
+    config = AutoConfig.for_model(matches.pop("model_type"), **matches)
+    if config.hidden_size % config.num_attention_heads:  # GPT-2 XL: the default of its type fits another width
+        config.num_attention_heads = config.hidden_size // 64
+    return config
 
 
 def _check_shapes(plan: Plan) -> None:
