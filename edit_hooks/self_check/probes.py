@@ -63,7 +63,7 @@ class _MapRun(NamedTuple):
     maps: dict[str, _Recorded]
 
 
-class Probe:
+class PlainPasses:
     """The rows and the plain passes that all probes share."""
 
     def __init__(self, model: nn.Module, arch: Architecture) -> None:

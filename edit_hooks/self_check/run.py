@@ -16,7 +16,7 @@ from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.identity import computation_identity
 from edit_hooks.modeling.support import Support, editable_blocks, known_support, record_support
-from edit_hooks.self_check.probes import Probe, ProbeError, plain_errors, require
+from edit_hooks.self_check.probes import PlainPasses, ProbeError, plain_errors, require
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint
@@ -226,7 +226,7 @@ class _Run:
         for role in ROLES:
             if role not in self.roles:
                 self.unusable.setdefault(role, "no block has such a map")
-        self.probe = Probe(self.model, arch)
+        self.probe = PlainPasses(self.model, arch)
         require(not bool(self.probe.plain_PV.isnan().any()), "its logits are not numbers")
 
     def _padding(self) -> None:
