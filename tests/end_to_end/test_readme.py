@@ -16,7 +16,6 @@ from pathlib import Path
 import front
 import lm_eval.tasks.manager
 import pytest
-import yaml
 from lm_eval.__main__ import cli_evaluate
 from lm_runs import SHORT
 from paths import ROOT
@@ -72,7 +71,7 @@ def test_its_links_and_pictures_exist():
 def test_its_numbers_are_those_of_the_kept_runs(monkeypatch):
     """The table, and the numbers beside the bars of both pictures."""
     assert front.is_current(), "run scripts/front.py"
-    assert f"**{len(EDITORS)} editors**" in README
+    assert "**More than 25 editors**" in README and len(EDITORS) > 25
     shown = {editor for editors in front.PANELS.values() for editor in editors}
     assert len(shown) == 8 and shown <= set(CORE)
     cells = front.kept_cells()
@@ -165,16 +164,3 @@ def test_python_example_runs(tiny_model, tiny_tokenizer, tmp_path, monkeypatch):
     names = {"model": tiny_model("llama"), "tokenizer": tiny_tokenizer("byte_bpe_bos")}
     exec(compile(example, "README.md", "exec"), names)
     assert (tmp_path / "france.safetensors").exists()
-
-
-def test_task_table_names_real_tasks():
-    configs = [
-        yaml.load(path.read_text(encoding="utf-8").replace("!function", ""), Loader=yaml.SafeLoader)
-        for path in (ROOT / "lm_eval_tasks").glob("*/*.yaml")
-    ]
-    tasks = {str(config.get("task")) for config in configs} | {str(config.get("group")) for config in configs}
-    table = (
-        (ROOT / "docs/benchmarks/index.md").read_text(encoding="utf-8").split("| task | protocol")[1].split("\n\n")[0]
-    )
-    for name in re.findall(r"`((?:bake|qaedit)\w*\*?)`", table):
-        assert any(task == name or (name.endswith("*") and task.startswith(name[:-1])) for task in tasks), name
