@@ -49,6 +49,7 @@ nb_execution_in_temp = True  # they write files
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+nb_output_stderr = "remove"  # logs and bars of other packages
 
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
