@@ -135,7 +135,7 @@ class TwoWay(Editor[TwoWayConfig]):
     contract_settings: ClassVar[Settings] = {
         "layers": [1],
         "num_steps": 5,
-        "lr": 1e-2,
+        "lr": 2e-3,
         "num_names": 2,
         "num_lists": 1,
         "locality_prompts": 2,
@@ -448,7 +448,7 @@ class _Training:
         ]
 
     def _loss(self, fact: _Fact, rows: Sequence[int], logprobs_LU: torch.Tensor) -> torch.Tensor:
-        target_L = fact.target_L
+        target_L = fact.target_L.to(logprobs_LU.device)  # a selection of tokens may be on another device than all
         logprob_L = logprobs_LU[: len(target_L)].gather(1, target_L[:, None])[:, 0]
         counts = [len(row.labels) for row in fact.rows[: fact.num_trained]]
         nll_K = torch.stack([-own.mean() for own in logprob_L.split(counts)])
@@ -456,7 +456,7 @@ class _Training:
         fact.nlls.append(nll_K.tolist())
         if fact.num_prompts:
             first = self.starts[id(fact)] + fact.num_trained
-            before_ZU = fact.before_ZU[[row - first for row in rows[fact.num_trained :]]]
+            before_ZU = fact.before_ZU[[row - first for row in rows[fact.num_trained :]]].to(logprobs_LU.device)
             kl = nn.functional.kl_div(logprobs_LU[len(target_L) :], before_ZU, reduction="batchmean", log_target=True)
             fact.divergences.append(float(kl.detach()))
             loss = loss + self.config.locality_weight * kl

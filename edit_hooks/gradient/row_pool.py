@@ -23,7 +23,7 @@ from edit_hooks.gradient.labeled_rows import LabeledRow, batch_rows
 from edit_hooks.modeling.architectures import input_device
 from edit_hooks.modeling.hooks import CachedOutput
 from edit_hooks.modeling.kv_cache import group_by_length, max_padding
-from edit_hooks.modeling.lm_head import ModelHead, TokenSelection
+from edit_hooks.modeling.lm_head import ModelHead, TokenSelection, select_tokens
 from edit_hooks.modeling.tensors import at_least_float32
 
 
@@ -54,7 +54,7 @@ class PlainPool:
     def _logits(self, row: LabeledRow, tokens: TokenSelection) -> torch.Tensor:
         ids_1T = torch.tensor([row.ids], device=input_device(self.model))
         logits_TV = self.model(input_ids=ids_1T, use_cache=False).logits[0]
-        return at_least_float32(logits_TV[[column for column, _ in row.labels]][:, tokens])
+        return at_least_float32(select_tokens(logits_TV[[column for column, _ in row.labels]], tokens))
 
 
 class CachedPool:
