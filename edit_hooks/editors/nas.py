@@ -65,7 +65,7 @@ class NAS(AlphaEdit):
     name = "nas"
     config_class = NASConfig
     config_folders = ("alphaedit",)
-    contract_settings: ClassVar[Settings] = {**AlphaEdit.contract_settings, "anchor": 8.0}
+    contract_settings: ClassVar[Settings] = {**AlphaEdit.contract_settings, "anchor": 16.0}
 
     def compute(self, job: EditJob[AlphaEditConfig]) -> list[Delta]:
         deltas = super().compute(job)

@@ -17,6 +17,7 @@ PARSERS = {("json", "load"), ("json", "loads"), ("yaml", "load"), ("yaml", "safe
 # file -> why it reads on its own
 ALLOWED = {
     "edit_hooks/assets/demo_model.py": "writes a block at a time what a package ships",
+    "edit_hooks/assets/gguf_file.py": "the first bytes of a file that transformers reads",
     "edit_hooks/assets/minilm.py": "a file of an installed package",
     "edit_hooks/contract/checks.py": "a round trip in memory",
     "edit_hooks/contract/tiny_models.py": "a tokenizer trained in memory",

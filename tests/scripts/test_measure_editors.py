@@ -396,6 +396,11 @@ def test_a_cell_says_over_how_many_cases_it_is_where_an_editor_refused_some(
 SAMPLED = ("context_templates", "calibration")
 # Settings that are newer than kept runs and cannot have changed them -> why.
 NEWER = {
+    "append_eos": "no end token after targets, as before",
+    "shuffle": "False: in the order of the requests, as before",
+    "stream": "the released stream, as before",
+    "trained": "the MLP output projection, as before",
+    "aligned": "without error feedback, as before",
     "clean_paraphrases": "concerns pools of CounterFact's records; the pool of these runs is built in",
     "first_position": "the demo model's tokenizer begins every prompt with a start token",
     "initial_adapters": "None: drawn, as before",

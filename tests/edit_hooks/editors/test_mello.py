@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
 
@@ -103,9 +104,9 @@ def test_a_fact_that_is_not_similar_enough_is_not_read() -> None:
     assert dialogue.prompt.endswith(f"{FACT} none.") and dialogue.retrieved == []
 
 
-def test_a_saved_fact_without_rounds_has_the_old_fields() -> None:
-    assert "rounds" not in ContextEdit(prompt=TOWER, target_new="Tarvia").to_dict()
-    assert ContextEdit.from_dict(FACTS[0].to_dict()) == FACTS[0]
+def test_facts_with_and_without_rounds_are_saved() -> None:
+    for fact in (ContextEdit(prompt=TOWER, target_new="Tarvia"), FACTS[0]):
+        assert ContextEdit.from_dict(json.loads(json.dumps(fact.to_dict()))) == fact
 
 
 # --------------------------------------------------------------- through the model class
