@@ -2,7 +2,7 @@
 
 Found are the list of blocks, in each block the MLP's maps by their shapes (R^d -> R^f, once or twice, and R^f -> R^d),
 and in the attention the projections by the names that transformers uses. What is found is a hypothesis: the self-check
-(:mod:`edit_hooks.support.checks`) tests it before a model is edited.
+(:mod:`edit_hooks.self_check`) tests it before a model is edited.
 
 Shapes: d residual width, f MLP width.
 """

@@ -78,7 +78,7 @@ def find_columns(
     """The columns of the results, those of a benchmark together.
 
     Args:
-        results: as :func:`lm_edit.results.load_results` returns them.
+        results: as :func:`lm_edit.load_results` returns them.
         case_sets: (run, task) -> which cases were asked, see :func:`describe_case_sets`.
         first: columns (task, metric) that are shown first, by what named them; ``None``: those of :data:`DEFAULTS`.
 

@@ -39,8 +39,8 @@ def build_board(
     """Compute the leaderboard.
 
     Args:
-        results: as :func:`lm_edit.results.load_results` returns them, filtered if wanted.
-        cases: as :func:`lm_edit.results.load_cases` returns them; may have more runs.
+        results: as :func:`lm_edit.load_results` returns them, filtered if wanted.
+        cases: as :func:`lm_edit.load_cases` returns them; may have more runs.
         resamples: of every bootstrap and permutation test.
         first: columns that are shown first, see :func:`find_columns`.
 

@@ -110,7 +110,7 @@ def estimate(
 
 
 def summary_of(row: Mapping[str, Any]) -> Summary:
-    """The summary of a row of :func:`lm_edit.results.load_results`."""
+    """The summary of a row of :func:`lm_edit.load_results`."""
 
     def number(name: str) -> float:
         return math.nan if is_missing(row[name]) else float(row[name])
@@ -120,7 +120,7 @@ def summary_of(row: Mapping[str, Any]) -> Summary:
 
 
 def interval_of(row: Mapping[str, Any]) -> Estimate:
-    """The interval of a row of :func:`lm_edit.results.load_results`, from the samples beside its file if it has some.
+    """The interval of a row of :func:`lm_edit.load_results`, from the samples beside its file if it has some.
 
     Raises:
         EditingError: for damaged samples.

@@ -1,4 +1,7 @@
-"""The parts of a plan as data: models, editors, benchmarks, modes, resources; :mod:`.plan` reads them."""
+"""The parts of a plan as data: models, editors, benchmarks, modes, resources.
+
+:mod:`lm_edit.sweeps.planning.plan` reads them.
+"""
 
 from __future__ import annotations
 
