@@ -15,7 +15,8 @@ from edit_hooks.utils.public_names import lazy_names
 
 if TYPE_CHECKING:
     from edit_hooks.base.config import EditorConfig, config_field
-    from edit_hooks.base.editor import EditJob, Editor
+    from edit_hooks.base.editor import Editor
+    from edit_hooks.base.job import EditJob
     from edit_hooks.base.registry import EDITORS, load_editor
     from edit_hooks.base.trained_artifact import ArtifactKind
     from edit_hooks.deltas.apply import edited
@@ -36,7 +37,7 @@ _HOMES = {
     "POSITIVE": "utils.numbers",
     "ArtifactKind": "base.trained_artifact",
     "Delta": "deltas.delta",
-    "EditJob": "base.editor",
+    "EditJob": "base.job",
     "EditRequest": "request",
     "EditingError": "utils.errors",
     "Editor": "base.editor",

@@ -7,14 +7,14 @@ import dataclasses
 import inspect
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic
 
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.checks import position_limit, require_deltas, require_editable, require_positions, require_tokens
-from edit_hooks.base.config import FILE_DIGESTS, EditorConfig
+from edit_hooks.base.config import FILE_DIGESTS
+from edit_hooks.base.job import ConfigT, EditJob
 from edit_hooks.base.model_support import TargetsOf, check_targets, nearest_editable, require_support
 from edit_hooks.base.origin import UNNAMED, LayersFrom, SettingsOrigin, report_origin_once
 from edit_hooks.base.shipped import ShippedSettings, find_file, find_shipped
@@ -36,36 +36,6 @@ log = get_logger("lm_eval.edited_hf")
 
 # In ``contract_settings``: replaced by a list of short texts on which the tiny models' tokenizers were trained.
 CONTRACT_TEXTS = "contract-texts"
-ConfigT = TypeVar("ConfigT", bound=EditorConfig)
-
-
-@dataclass(frozen=True)
-@readable
-class EditJob(Generic[ConfigT]):
-    """Validated inputs of one call of an editor.
-
-    Attributes:
-        model: the unwrapped causal model.
-        config: configuration with every setting explicit.
-        requests: at least one.
-        joint: one delta writes all requests.
-        history: deltas of the earlier steps of a stream, already applied to the weights. Updates are on the devices of
-            their weights if the editor reads them, the tensors of ``stream_state`` and of hook edits on the CPU.
-        progress: called with the number of requests finished since the last call.
-    """
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    config: ConfigT
-    requests: list[EditRequest]
-    joint: bool
-    history: list[Delta]
-    progress: Progress
-
-    @property
-    def groups(self) -> list[list[EditRequest]]:
-        """The requests of each delta: all in one group if joint, else one each."""
-        return [self.requests] if self.joint else [[request] for request in self.requests]
 
 
 @readable

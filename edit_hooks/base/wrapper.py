@@ -11,7 +11,8 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, config_field
-from edit_hooks.base.editor import EditJob, Editor
+from edit_hooks.base.editor import Editor
+from edit_hooks.base.job import EditJob
 from edit_hooks.base.origin import SettingsOrigin
 from edit_hooks.base.registry import editor_class
 from edit_hooks.base.shipped import find_shipped

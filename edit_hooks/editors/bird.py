@@ -44,7 +44,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import Settings, config_field
-from edit_hooks.base.editor import EditJob
+from edit_hooks.base.job import EditJob
 from edit_hooks.editors.rome import RankOneEditor, ROMEConfig
 from edit_hooks.locate.context_templates import BARE
 from edit_hooks.locate.editor import VALUE_CONTRACT_SETTINGS, templates_of

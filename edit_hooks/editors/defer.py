@@ -39,8 +39,9 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
-from edit_hooks.base.editor import EditJob, Editor
+from edit_hooks.base.editor import Editor
 from edit_hooks.base.given_tensors import read_shapes
+from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.gradient.diagnostics import loss_diagnostics

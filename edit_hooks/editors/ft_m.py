@@ -22,7 +22,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
-from edit_hooks.base.editor import EditJob, Editor
+from edit_hooks.base.editor import Editor
+from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.gradient.diagnostics import loss_diagnostics
 from edit_hooks.gradient.label_forward import ENGINES, CachedLabelForward, LabelForward, shared_nll

@@ -24,8 +24,9 @@ import torch
 from torch import nn
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
-from edit_hooks.base.editor import EditJob, Editor
+from edit_hooks.base.editor import Editor
 from edit_hooks.base.given_tensors import read_shapes
+from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.forward_context import ForwardContext
 from edit_hooks.deltas.hook_edit import HookEdit

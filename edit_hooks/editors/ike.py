@@ -30,7 +30,8 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
-from edit_hooks.base.editor import EditJob, Editor
+from edit_hooks.base.editor import Editor
+from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.in_context.demonstrations import BUILTIN, Pool, PoolRecord, load_pool, query_text

@@ -32,8 +32,9 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
-from edit_hooks.base.editor import EditJob, Editor
+from edit_hooks.base.editor import Editor
 from edit_hooks.base.given_tensors import Shape, read_shapes
+from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import update_norm_ratio
 from edit_hooks.gradient.diagnostics import loss_diagnostics

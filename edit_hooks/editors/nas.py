@@ -27,7 +27,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.config import Settings, config_field
-from edit_hooks.base.editor import EditJob
+from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.editors.alphaedit import AlphaEdit, AlphaEditConfig
 from edit_hooks.editors.memit import uses_norm

@@ -34,7 +34,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from edit_hooks.base.config import Settings, config_field
-from edit_hooks.base.editor import EditJob
+from edit_hooks.base.job import EditJob
 from edit_hooks.editors.memit import MEMITConfig, ResidualSpreadingEditor
 from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.locate.reference_forward import ReferenceForward

@@ -34,7 +34,6 @@ import torch
 from torch import nn
 
 from edit_hooks.base.config import Settings, config_field
-from edit_hooks.base.editor import EditJob
 from edit_hooks.base.error_feedback import (
     Remainder,
     condense_aligned,
@@ -44,6 +43,7 @@ from edit_hooks.base.error_feedback import (
     with_raw_updates,
     with_remainder,
 )
+from edit_hooks.base.job import EditJob
 from edit_hooks.base.wrapper import PostProcessingEditor, WrapperConfig
 from edit_hooks.deltas.apply import edited, read_parameter
 from edit_hooks.deltas.delta import Delta, Factor

@@ -39,7 +39,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from edit_hooks.base.config import Settings, config_field
-from edit_hooks.base.editor import EditJob
 from edit_hooks.base.error_feedback import (
     Remainder,
     condense_aligned,
@@ -47,6 +46,7 @@ from edit_hooks.base.error_feedback import (
     with_raw_updates,
     with_remainder,
 )
+from edit_hooks.base.job import EditJob
 from edit_hooks.base.wrapper import PostProcessingEditor, WrapperConfig
 from edit_hooks.deltas.apply import read_parameter
 from edit_hooks.deltas.delta import Delta

@@ -33,7 +33,7 @@ import torch
 from torch import nn
 
 from edit_hooks.base.config import Settings, config_field
-from edit_hooks.base.editor import EditJob
+from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.locate.editor import (
     VALUE_CONTRACT_SETTINGS,

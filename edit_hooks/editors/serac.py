@@ -22,7 +22,8 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
-from edit_hooks.base.editor import EditJob, Editor
+from edit_hooks.base.editor import Editor
+from edit_hooks.base.job import EditJob
 from edit_hooks.base.shipped import find_shipped
 from edit_hooks.base.trained_artifact import TrainingEdits
 from edit_hooks.deltas.context_edit import ContextEdit, MemoryModels

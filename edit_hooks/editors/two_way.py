@@ -41,7 +41,8 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from edit_hooks.base.checks import position_limit
 from edit_hooks.base.config import EditorConfig, Settings, config_field
-from edit_hooks.base.editor import EditJob, Editor
+from edit_hooks.base.editor import Editor
+from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.gradient.diagnostics import loss_diagnostics
 from edit_hooks.gradient.labeled_rows import LabeledRow, target_row

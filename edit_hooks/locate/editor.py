@@ -13,8 +13,9 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
-from edit_hooks.base.editor import EditJob, Editor
+from edit_hooks.base.editor import Editor
 from edit_hooks.base.given_tensors import read_given_tensors
+from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.locate.context_templates import BARE, BARE_SET, check_templates, sample_templates, warn_of_english
 from edit_hooks.locate.corpora import check_source, digest_of, is_text_source

@@ -12,7 +12,8 @@ from tokenizers import Regex, normalizers
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks import Delta, EditRequest, load_editor
-from edit_hooks.base.editor import EditJob, Editor
+from edit_hooks.base.editor import Editor
+from edit_hooks.base.job import EditJob
 from edit_hooks.base.shipped import shipped_files
 from edit_hooks.editors.bird import BIRD, BIRDConfig
 from edit_hooks.in_context.combined import EditorWithContext

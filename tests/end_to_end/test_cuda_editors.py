@@ -13,7 +13,7 @@ import torch
 from edit_runs import edits, flat, quick_settings, readings
 
 from edit_hooks import Delta
-from edit_hooks.base.editor import EditJob
+from edit_hooks.base.job import EditJob
 from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.contract import batch_checks
 from edit_hooks.contract.runner import run_contract
