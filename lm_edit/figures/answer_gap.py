@@ -1,4 +1,4 @@
-"""Edits asked in three ways: with the new answer given, by free generation, and in reverse."""
+"""Edits asked in three ways: by the likelihood of given answers, by free generation, and in reverse."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def three_bars(
 def names_of(free: str) -> tuple[str, str, str]:
     """The questions, for the legend."""
     how = free.removeprefix("efficacy_wild_").partition("@")[0].replace("em", "exact match")
-    return "teacher forcing: new answer likelier than the old", f"free answer ({how})", "the same fact in reverse"
+    return "likelihood: new answer likelier than the old", f"free answer ({how})", "the same fact in reverse"
 
 
 def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
