@@ -220,9 +220,8 @@ class PlainPasses:
         delta_ED = self._offsets(forward)
         logits_NV = forward.hidden_at_labels(delta_ED)
         model: Any = self.model
-        for edit, row in enumerate(
-            range(1, len(batch.edit_R) - len(batch.kl_row_E), 2)
-        ):  # the shorter row of each edit
+        shorter_rows = range(1, len(batch.edit_R) - len(batch.kl_row_E), 2)  # one of each edit
+        for edit, row in enumerate(shorter_rows):
             length, position = int(batch.mask_RT[row].sum()), int(batch.positions_R[row])
             module = self.model.get_submodule(self.arch.mlp_name(layer))
             with hooks(on_output(module, _adding_at(position, delta_ED[edit]))):

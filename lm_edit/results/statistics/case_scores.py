@@ -119,7 +119,7 @@ class CaseScores(NamedTuple):
     def units(self) -> Values:
         """Sums and weights of each component over what is drawn together: (groups, 2, seeds, components).
 
-        Cases under one edit are a group, others one each; groups of which no case is scored are left out.
+        Cases under one edit are a group, others one each. A group without a scored case is left out.
         """
         parts, scored = self._parts(), self.scored
         if (groups := self.groups) is None:
