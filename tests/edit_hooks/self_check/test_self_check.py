@@ -15,11 +15,12 @@ from transformers import PreTrainedModel
 from edit_hooks import Delta, EditingError, EditRequest, load_editor
 from edit_hooks.contract.tiny_models import REQUESTS, build_model, build_tokenizer
 from edit_hooks.deltas.delta import Factor
+from edit_hooks.deltas.row_adapters import PerRowAdapters
 from edit_hooks.deltas.row_edits import acts_per_row
 from edit_hooks.modeling import architectures
 from edit_hooks.modeling.architectures import Architecture, architecture_of, register_family
 from edit_hooks.modeling.support import Support, known_support, record_support
-from edit_hooks.self_check import run
+from edit_hooks.self_check import probes, run
 from edit_hooks.self_check.run import checked, self_check
 from edit_hooks.store.store import Store
 
@@ -97,6 +98,24 @@ def test_a_broken_promise_is_found(fault: Callable[..., None], monkeypatch: Monk
         record_support(model, support)
         with pytest.raises(EditingError, match=r"self-check"):
             load_editor("rome", ROME).edit(model, build_tokenizer("byte_bpe"), [REQUEST])
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        (lambda edit, other: [edit, edit], "the edit of a row changes another row"),
+        (lambda edit, other: [other, other], "an update changes its output by something else"),
+    ],
+    ids=["both", "none"],
+)
+def test_an_edit_beside_the_weights_belongs_to_its_row(
+    rows: Callable[..., list[Delta | None]], reason: str, monkeypatch: MonkeyPatch
+) -> None:
+    model = build_model("smollm3")
+    monkeypatch.setattr(probes, "PerRowAdapters", lambda model, deltas: PerRowAdapters(model, rows(*deltas)))
+    support = self_check(model)
+    assert reason in support.failed["beside"]
+    assert (support.rows, support.fast, support.offer) == (False, False, "plain engine, weights by patching only")
 
 
 def test_a_block_of_every_kind_is_checked(monkeypatch: MonkeyPatch) -> None:
