@@ -21,6 +21,7 @@ from lm_edit.cli import (
     cache,
     catalog,
     check_model,
+    compare,
     contract,
     conversion,
     edits,
@@ -61,6 +62,7 @@ VERBS: dict[str, Verb] = {
     **figures.VERBS,
     **leaderboard.VERBS,
     **sweep.VERBS,
+    **compare.VERBS,
 }
 
 

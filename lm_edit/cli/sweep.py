@@ -27,6 +27,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     action.add_argument("--dry-run", action="store_true", help="list the runs with their estimated time; run nothing")
     action.add_argument("--status", action="store_true", help="list the runs with their states; run nothing")
     parser.add_argument("--out", help=f"folder of the runs (default {DEFAULT_OUT}/<plan>)")
+    add_run_arguments(parser)
+    add_size_arguments(parser)
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say where and which runs of a plan are executed."""
     parser.add_argument("--workers", type=whole(), help="runs at a time (default 1, or one per GPU; of a cluster any)")
     parser.add_argument("--on", choices=("local", "slurm", "ray"), default="local", help="where runs are executed")
     parser.add_argument("--address", help="Ray cluster, as ray://head:10001 (default: one on this machine)")
@@ -36,7 +42,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--retry", action="store_true", help="also execute runs that failed before or whose results are damaged"
     )
-    parser.add_argument("--limit", type=real(POSITIVE), help="cases per task, in place of the plan's limit")
     parser.add_argument(
         "--only", action="append", default=[], help="only runs with this text in their name; repeatable"
     )
@@ -45,8 +50,24 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_size_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that give a plan another size or model."""
+    parser.add_argument("--limit", type=real(POSITIVE), help="cases per task, in place of the plan's limit")
+    parser.add_argument(
+        "--num-edits", type=whole(), help="edits of batches and streams, in place of the plan's; steps shrink with them"
+    )
+    parser.add_argument(
+        "--pretrained",
+        help="hub id or folder, in place of the plan's models; demo: the demo model and embedded samples",
+    )
+    parser.add_argument(
+        "--model-args",
+        help="options of that model as in lm_eval, in place of the plan's: dtype=bfloat16,data=mini, ...",
+    )
+
+
 def _run(args: argparse.Namespace) -> int:
-    from lm_edit.sweeps.planning.plan import find_plan, load_plan, with_limit
+    from lm_edit.sweeps.planning.plan import find_plan, load_plan
 
     for option, value, place in (("address", args.address, "ray"), ("slurm-cluster", args.slurm_cluster, "slurm")):
         if value is not None and args.on != place:
@@ -62,7 +83,7 @@ def _run(args: argparse.Namespace) -> int:
     from lm_edit.sweeps.checking.checks import check_inputs, check_plan
     from lm_edit.sweeps.planning.grid import RULES
 
-    plan = with_limit(load_plan(path), args.limit)
+    plan = resized(load_plan(path), args)
     grid = check_plan(plan)
     runs = [run for run in grid.runs if all(text in run.name for text in args.only)]
     if not runs:
@@ -74,11 +95,21 @@ def _run(args: argparse.Namespace) -> int:
     if args.status:
         return _print_states(grid, out)
     if args.dry_run:  # a plan is shown before its files are there, and then what it lacks
-        state = _dry_run(args, plan, grid, out)
+        state = dry_run(args, plan, grid, out)
         check_inputs(plan, grid.runs)
         return state
     check_inputs(plan, grid.runs)
-    return _execute(args, plan, grid, out)
+    return execute(args, plan, grid, out)
+
+
+def resized(plan: Plan, args: argparse.Namespace) -> Plan:
+    """The plan with the sizes and the model of :func:`add_size_arguments`."""
+    from lm_eval.utils import simple_parse_args_string
+
+    from lm_edit.sweeps.planning.changes import with_limit, with_model, with_num_edits
+
+    model_args = simple_parse_args_string(args.model_args or "")
+    return with_num_edits(with_model(with_limit(plan, args.limit), args.pretrained, model_args), args.num_edits)
 
 
 def _say_lines(text: str) -> None:
@@ -95,7 +126,8 @@ def _list_plans() -> int:
     return 0
 
 
-def _dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int:
+def dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int:
+    """Print the runs of a plan with their states and estimates."""
     from edit_hooks.utils.durations import spell_duration
     from lm_edit.sweeps.checking.checks import origin_of
     from lm_edit.sweeps.checking.estimate import Estimator
@@ -114,9 +146,12 @@ def _dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int
     rows: list[tuple[str, ...]] = []
     notes: dict[str, None] = {}
     total, num_unknown = 0.0, 0
+    made: set[str | None] = set()  # edits that an earlier run of the list leaves in the store
     for run in grid.runs:
         state, reason = states[out / run.folder_name / RESULTS]
-        seconds, origin = estimator.seconds(run), origin_of(plan, run)
+        edits = estimator.edits_of(run)
+        seconds, origin = estimator.seconds(run, makes_edits=edits is None or edits not in made), origin_of(plan, run)
+        made.add(edits)
         if not state.startswith("done"):
             notes |= dict.fromkeys(f"{run.name}: {warning}" for warning in estimator.warnings(run))
             total += seconds or 0.0
@@ -155,7 +190,8 @@ def _print_states(grid: Grid, out: Path) -> int:
     return 1 if any(row[0] in ("failed", "damaged") for row in rows) else 0
 
 
-def _execute(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int:
+def execute(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int:
+    """Execute the runs of a plan that are not finished; 1 if some run has no results."""
     from lm_edit.sweeps.execution.executors import make_executor
     from lm_edit.sweeps.execution.runs import FAILED, LOG, prepare
     from lm_edit.sweeps.execution.schedule import run_all

@@ -144,6 +144,13 @@ class Cell:
         return dagger + ("‡" if self.versus_best and self.versus_best.p < significance.ALPHA else "")
 
 
+class RowCost(NamedTuple):
+    """Seconds of a row's edits, all together, and the largest GPU memory; ``None`` where no result has them."""
+
+    seconds: float | None
+    peak_gib: float | None
+
+
 @dataclass
 @readable
 class Row:
@@ -156,6 +163,7 @@ class Row:
         runs: seed -> ids of its runs.
         run_names: readable names of all runs.
         settings_origin: ``shipped``, ``given`` or ``untuned: ...``.
+        cost: of its edits; of several seeds, the mean of the seconds.
         cells: by column.
     """
 
@@ -165,6 +173,7 @@ class Row:
     runs: dict[str, tuple[str, ...]]
     run_names: tuple[str, ...]
     settings_origin: str
+    cost: RowCost
     cells: dict[ColumnKey, Cell]
     scores: dict[ColumnKey, CaseScores] = field(repr=False)
 
@@ -227,5 +236,6 @@ class Board:
             "Ranks: within a section, by value over scored cases, with the coverage n/N beside; equal values share the "
             "better rank. Mean ranks: each benchmark ranks the editors by their mean rank over its columns; Friedman's "
             "test with benchmarks as blocks, then Nemenyi's test.",
+            "Minutes and GiB: seconds per edit times edits, without loading and questions; the largest memory on GPUs.",
             "Editors that act through the prompt see the new fact when they answer; they are compared with each other.",
         ]

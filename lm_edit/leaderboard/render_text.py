@@ -80,7 +80,7 @@ def render_markdown(board: Board, columns: Sequence[Column], published: Sequence
     for section in board.sections:
         parts += [f"## {escape_cell(section.title)}", ""]
         evaluated = section.evaluated(columns)
-        header = ["editor", *(escape_cell(column.key.name) for column in evaluated)]
+        header = ["editor", *(escape_cell(column.key.name) for column in evaluated), *_cost_header(section)]
         parts += _markdown_table(header, _markdown_rows(section, evaluated))
         parts += [
             "",
@@ -111,7 +111,22 @@ def render_markdown(board: Board, columns: Sequence[Column], published: Sequence
 def _markdown_rows(section: Section, columns: Sequence[Column]) -> Iterable[list[str]]:
     for row in section.rows:
         cells = [_markdown_cell(row.cells.get(column.key)) for column in columns]
-        yield [escape_cell(row.label), *cells]
+        yield [escape_cell(row.label), *cells, *_cost_cells(section, row)]
+
+
+def _cost_header(section: Section) -> list[str]:
+    """The columns of cost that a row of the section has."""
+    costs = [row.cost for row in section.rows]
+    has_seconds, has_peak = (any(cost[part] is not None for cost in costs) for part in range(2))
+    return ["minutes"] * has_seconds + ["GiB"] * has_peak
+
+
+def _cost_cells(section: Section, row: Row) -> list[str]:
+    texts = {
+        "minutes": "" if row.cost.seconds is None else f"{row.cost.seconds / 60:.2g}",
+        "GiB": "" if row.cost.peak_gib is None else f"{row.cost.peak_gib:.1f}",
+    }
+    return [texts[name] for name in _cost_header(section)]
 
 
 def _markdown_cell(cell: Cell | None) -> str:
@@ -222,12 +237,17 @@ def render_latex(board: Board, columns: Sequence[Column], published: Sequence[Pu
     for section in board.sections:
         evaluated = section.evaluated(columns)
         rows = [
-            [_latex(row.label), *(_latex_cell(row.cells.get(column.key)) for column in evaluated)]
+            [
+                _latex(row.label),
+                *(_latex_cell(row.cells.get(column.key)) for column in evaluated),
+                *_cost_cells(section, row),
+            ]
             for row in section.rows
         ]
         if section.coverage_note:
             parts.append(f"% {_flat(section.coverage_note)}")
-        parts += _latex_table(section.title, ["Editor", *(column.key.name for column in evaluated)], rows)
+        header = ["Editor", *(column.key.name for column in evaluated), *_cost_header(section)]
+        parts += _latex_table(section.title, header, rows)
     if published:
         header = ["Model", "Editor", "Edits", "Source", *(column.key.name for column in columns)]
         rows = [[_latex(cell) for cell in _published_cells(row, columns)] for row in published]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
 from edit_hooks.utils.errors import EditingError
 from lm_edit.leaderboard import significance
-from lm_edit.leaderboard.board import OUTSIDE, Board, Cell, Row, RowKey, Section
+from lm_edit.leaderboard.board import OUTSIDE, Board, Cell, Row, RowCost, RowKey, Section
 from lm_edit.leaderboard.columns import Column, ColumnKey, describe_case_sets, find_columns
 from lm_edit.leaderboard.significance import Comparison, Ranking
 from lm_edit.results.comparing import EDITED_MODEL, name_of, run_labels
@@ -17,6 +18,7 @@ from lm_edit.results.filters import is_missing, text_of
 from lm_edit.results.statistics.case_scores import CaseScores, combine_seeds, read_case_scores
 from lm_edit.results.statistics.intervals import RESAMPLES
 from lm_edit.results.statistics.of_rows import ALL_EQUAL, NO_SAMPLES, NOT_SCORED, Estimate, Summary, estimate
+from lm_eval_tasks.common.scoring.columns import is_number
 from lm_eval_tasks.report.model_parts import differing_parts
 
 MAX_GAPS = 4  # columns named in the note on coverage
@@ -135,9 +137,26 @@ def _read_row(key: RowKey, group: pd.DataFrame, cases: _CasesByColumn) -> Row:
         {seed: tuple(names) for seed, names in runs.items()},
         tuple(name for names in runs.values() for name in names.values()),
         text_of(first["settings_origin"]),
+        _cost(records),
         cells,
         scores,
     )
+
+
+def _cost(records: Sequence[Mapping[Hashable, Any]]) -> RowCost:
+    """The cost of the edits of a row; tasks of one benchmark share them, and so do runs of one stream."""
+    seconds: dict[str, float] = {}
+    peaks = []
+    for record in records:
+        edit = record.get("edit")
+        edit = edit if isinstance(edit, Mapping) else {}
+        number, each, peak = (edit.get(name) for name in ("edits", "seconds_per_edit", "peak_memory_gib"))
+        if is_number(number) and is_number(each) and number:
+            seed = text_of(record["seed"])
+            seconds[seed] = max(seconds.get(seed, 0.0), number * each)
+        if is_number(peak):
+            peaks.append(float(peak))
+    return RowCost(math.fsum(seconds.values()) / len(seconds) if seconds else None, max(peaks, default=None))
 
 
 def _over_seeds(by_seed: Mapping[str, tuple[Cell, CaseScores | None]]) -> tuple[Cell, CaseScores | None]:

@@ -17,6 +17,7 @@ from lm_eval_tasks.common.scoring.population import POPULATION
 from lm_eval_tasks.counterfact.references import CONSISTENCY_FILES, CONSISTENCY_TEXTS, SERVER
 from lm_eval_tasks.protocols.fluency import FLUENCY_SETTINGS
 from lm_eval_tasks.protocols.likelihood import GENERATE
+from lm_eval_tasks.protocols.published_sets import LOCFT_3K, locft_file
 from lm_eval_tasks.protocols.stability import EVK_SETTINGS
 from lm_eval_tasks.protocols.wild import WILD_CONTEXT
 
@@ -176,7 +177,7 @@ COUNTERFACT = Benchmark(
 
 COUNTERFACT_FLAT = Benchmark(
     name="counterfact_flat",
-    other_names=("counterfact_syn", "counterfact_wild"),
+    other_names=("counterfact_syn", "counterfact_wild", "counterfact_field"),
     source=Source(
         title="CounterFact (flat)",
         files=("counterfact-edit.json", "counterfact_flat.jsonl"),
@@ -186,6 +187,9 @@ COUNTERFACT_FLAT = Benchmark(
             path="data/counterfact-edit.json",
             sha256="20c225e6299b3c5b2c569bd9103aa212806e0d1e6e0c307de5c379773979b967",
         ),
+        sets={
+            LOCFT_3K: locft_file("counterfact", "a34303165e89e5898a51646e6d17a21da924d815be086a1933bcd54a91e96076"),
+        },
         mini=DATA_FOLDER / "mini_flat.jsonl",
         notes=("provenance",),
     ),

@@ -13,6 +13,7 @@ from typing import Any
 
 from edit_hooks.decoding import AskedModel, Decoding
 from edit_hooks.prompt_context import QA_INSTRUCTION
+from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.scripts import warn_of_english_rule
 from lm_eval_tasks.common.asking.probes import OWN_CHAT, CaseAnswers, Probe, ProbeAnswers, case_doc
@@ -93,6 +94,37 @@ def generation_probe(
     )
 
 
+def question_only_reliability_doc(case: Case, settings: Settings) -> dict[str, Any]:
+    """Free generation on the edit question, without an instruction."""
+    require_context(settings, QUESTION_ONLY)
+    return reliability_doc(case, settings)
+
+
+def question_only_generalization_doc(case: Case, settings: Settings) -> dict[str, Any]:
+    """Free generation on the rephrased questions, without an instruction."""
+    require_context(settings, QUESTION_ONLY)
+    return generalization_doc(case, settings)
+
+
+def question_only_locality_doc(case: Case, settings: Settings) -> dict[str, Any]:
+    """Free generation on the unrelated questions, without an instruction, by both models."""
+    require_context(settings, QUESTION_ONLY)
+    return locality_doc(case, settings)
+
+
+def require_context(settings: Settings, context: str) -> None:
+    """Refuse another context than that of a task's columns.
+
+    Raises:
+        EditingError: names both.
+    """
+    if (chosen := WILD_CONTEXT.read(settings)) != context:
+        raise EditingError(
+            f"wild_context={chosen} for a task whose name has {context}. Drop the setting; the tasks with _wild_ in "
+            "their name read it."
+        )
+
+
 # -------------------------------------------------------------------------- scoring
 
 
@@ -112,6 +144,37 @@ def score_locality(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Me
     agreement = mean_over(probes, noun, lambda answered: measures.agree_gen(answered.generation))
     both_empty = mean_over(probes, noun, lambda answered: measures.both_empty(answered.generation))
     return {"neighborhood_wild_agree_gen": agreement, "neighborhood_wild_both_empty": both_empty}
+
+
+def score_question_only_reliability(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
+    """EM on the edit question, and what follows a right beginning."""
+    return _question_only_measures(answers, EFFICACY)
+
+
+def score_question_only_generalization(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
+    """EM on the rephrased questions, and what follows a right beginning."""
+    return _question_only_measures(answers, PARAPHRASE)
+
+
+def score_question_only_locality(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
+    """AGREE-GEN on the unrelated questions."""
+    probes, noun = answers.of_kind(NEIGHBORHOOD), QUESTIONS[NEIGHBORHOOD]
+    return {"neighborhood_agree_gen": mean_over(probes, noun, lambda answered: measures.agree_gen(answered.generation))}
+
+
+def _question_only_measures(answers: CaseAnswers, kind: str) -> dict[str, Measure]:
+    probes, noun = answers.of_kind(kind), QUESTIONS[kind]
+
+    def exact_match(answered: ProbeAnswers) -> float:
+        return measures.generated_match(answered.generation, answered.probe.gold)
+
+    def goes_on(answered: ProbeAnswers) -> float:
+        return measures.goes_on(answered.generation, answered.probe.gold)
+
+    return {
+        f"{kind}_gen_em": mean_over(probes, noun, exact_match),
+        f"{kind}_gen_goes_on": mean_over(probes, noun, goes_on),
+    }
 
 
 def _gold_measures(answers: CaseAnswers, kind: str) -> dict[str, Measure]:

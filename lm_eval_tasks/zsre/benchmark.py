@@ -6,7 +6,7 @@ The flavors are benchmarks of their own, because the target of the edit differs:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edit_hooks.request import EditRequest
@@ -19,6 +19,7 @@ from lm_eval_tasks.common.records.fields import Fields
 from lm_eval_tasks.common.records.published import PublishedFile
 from lm_eval_tasks.common.scoring.population import POPULATION
 from lm_eval_tasks.protocols.portability import PortabilityCase
+from lm_eval_tasks.protocols.published_sets import LOCFT_3K, locft_file
 from lm_eval_tasks.protocols.token_accuracy import TOKEN_PROMPTS
 from lm_eval_tasks.protocols.wild import WILD_CONTEXT
 
@@ -124,8 +125,17 @@ def count_odd(cases: Sequence[Case]) -> dict[str, int]:
     }
 
 
-def _source(title: str, mini: str, published: PublishedFile, *files: str) -> Source:
-    return Source(title=title, files=files, mini=DATA / mini, published=published, notes=("provenance",))
+def _source(
+    title: str, mini: str, published: PublishedFile, *files: str, sets: Mapping[str, PublishedFile] | None = None
+) -> Source:
+    return Source(
+        title=title,
+        files=files,
+        mini=DATA / mini,
+        published=published,
+        sets=sets or {},
+        notes=("provenance",),
+    )
 
 
 ZSRE_MEMIT = Benchmark(
@@ -147,7 +157,7 @@ ZSRE_MEMIT = Benchmark(
 
 ZSRE = Benchmark(
     name="zsre",
-    other_names=("zsre_syn", "zsre_wild"),
+    other_names=("zsre_syn", "zsre_wild", "zsre_field"),
     source=_source(
         "ZsRE (counterfactual)",
         "mini.jsonl",
@@ -162,6 +172,7 @@ ZSRE = Benchmark(
         "zsre_eval_10000.json",
         "zsre_mend_eval.json",
         "zsre.jsonl",
+        sets={LOCFT_3K: locft_file("zsre", "45431e9b32d2dea71b6697a47433e88551a8bdf8c4fb5756779038fd8d7f82dc")},
     ),
     parse=parse_alt,
     settings=(POPULATION, WILD_CONTEXT),

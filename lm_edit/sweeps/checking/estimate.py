@@ -6,7 +6,10 @@ runs with few cases give estimates that are too long for runs with many.
 
 Batches and streams write all cases of their source of edits unless ``num_edits`` is given: a limit on the documents
 cuts their questions alone, a ``subset`` of the records cuts both. The documents of a subset that was not evaluated are
-counted as one per record, at most those of the whole data.
+counted as one per record, at most those of the whole data. Runs of one batch or stream make its edits once: the others
+take them from the store.
+
+A plan may state seconds per edit and per case, which count where nothing comparable was measured.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from edit_hooks.run_options import PLANNED, RUN_OPTIONS
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.hashing import key_of
 from lm_edit.results.runs import ResultFile, read_result_files
 from lm_edit.results.task_facts import TaskFacts
 from lm_edit.sweeps.checking.tasks import benchmarks_of, leaf_tasks
@@ -59,19 +64,33 @@ class Estimator:
             except EditingError as error:
                 self.unreadable[folder] = str(error)
 
-    def seconds(self, run: Run) -> float | None:
-        """Seconds of a run; ``None`` if nothing comparable was measured, or the number of cases is not known."""
+    def seconds(self, run: Run, *, makes_edits: bool = True) -> float | None:
+        """Seconds of a run; ``None`` if nothing comparable is known, or the number of cases is not.
+
+        Args:
+            makes_edits: whether they are not in the store.
+        """
         model = _model(run.model_args)
         editor = UNEDITED if run.model_args["mode"] == "none" else str(run.model_args["editor"])
         tasks = tuple(sorted(task for name in run.tasks for task in leaf_tasks(name)))
         cases = {task: self._num_cases(task, run) for task in tasks}
         known = [number for number in cases.values() if number is not None]
         per_case = _median(self._per_case, [(model, editor, tasks), (model, tasks), (model, editor), (model,)])
-        per_edit = 0.0 if editor == UNEDITED else _median(self._per_edit, [(model, editor)])
+        per_edit = 0.0 if editor == UNEDITED or not makes_edits else _median(self._per_edit, [(model, editor)])
+        per_case = run.seconds_per_case if per_case is None else per_case
+        per_edit = run.seconds_per_edit if per_edit is None else per_edit
         if per_case is None or per_edit is None or len(known) < len(cases):
             return None
         num_edits = self._num_edits(run, {task: int(cases[task] or 0) for task in tasks})
         return None if num_edits is None else per_case * sum(known) + per_edit * num_edits
+
+    @staticmethod
+    def edits_of(run: Run) -> str | None:
+        """The edits of a batch or stream as a key; ``None`` for runs whose edits follow from their cases."""
+        if run.model_args["mode"] not in PLANNED:
+            return None
+        ignored = {option.name for option in RUN_OPTIONS if option.changes in ("answers", "nothing")}
+        return key_of({name: value for name, value in run.model_args.items() if name not in ignored})
 
     def warnings(self, run: Run) -> list[str]:
         """Sentences about the tasks of a run of which an earlier run of the same kind has no scored case."""

@@ -34,7 +34,8 @@ class Model(NamedTuple):
 class EditorChoice(NamedTuple):
     """An editor with one set of settings; ``models``, ``modes`` and ``icl``: only these of the plan.
 
-    ``label`` is the name where the plan gives one; result files have it for tables.
+    ``label`` is the name where the plan gives one; result files have it for tables. ``seconds_per_edit`` is an estimate
+    where nothing was measured.
     """
 
     name: str
@@ -45,6 +46,7 @@ class EditorChoice(NamedTuple):
     models: tuple[str, ...] | None
     modes: tuple[str, ...] | None
     icl: tuple[bool | str, ...] | None
+    seconds_per_edit: float | None
     where: Where
 
     @property
@@ -58,6 +60,7 @@ class BenchmarkChoice(NamedTuple):
 
     Attributes:
         edits: the edits of batch and sequential runs; ``None``: those of the tasks' own benchmark.
+        seconds_per_case: an estimate where nothing was measured; a case of a task counts once.
         bare: entries of the plan that are task names alone; those with the same edits share a run.
     """
 
@@ -69,6 +72,7 @@ class BenchmarkChoice(NamedTuple):
     limit: float | None
     models: tuple[str, ...] | None
     modes: tuple[str, ...] | None
+    seconds_per_case: float | None
     bare: bool
     where: Where
 

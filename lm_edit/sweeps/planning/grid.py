@@ -54,6 +54,7 @@ class Run:
         details: sizes and settings that distinguish the runs of these names, as text.
         model_args, tasks, metadata, limit, lm_eval: of the command.
         label: name of the editor in tables of results; not a part of :attr:`content`, since it changes no result.
+        seconds_per_edit, seconds_per_case: the plan's estimates.
         shape: see :class:`lm_edit.sweeps.planning.plan.Model`.
         where: entries of the plan that this run comes from, the editor's first.
     """
@@ -71,6 +72,8 @@ class Run:
     shape: str | None
     where: Where
     label: str | None = None
+    seconds_per_edit: float | None = None
+    seconds_per_case: float | None = None
 
     @property
     def content(self) -> dict[str, Any]:
@@ -248,7 +251,9 @@ def _with_names(
     metadata = {**plan.metadata, **benchmark.metadata}
     names = (model.name, editor.name, benchmark.name, mode, details)
     limit = _with_one_form(benchmark.limit)
-    return Run(*names, args, benchmark.tasks, metadata, limit, plan.lm_eval, model.shape, editor.where, editor.label)
+    estimates = (editor.seconds_per_edit, benchmark.seconds_per_case)
+    own = (plan.lm_eval, model.shape, editor.where, editor.label)
+    return Run(*names, args, benchmark.tasks, metadata, limit, *own, *estimates)
 
 
 def _with_one_form(limit: float | None) -> float | None:

@@ -7,7 +7,6 @@ the runs.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,8 +52,8 @@ KEYS = (
     "lm_eval",
     "resources",
 )
-EDITOR_KEYS = ("editor", "name", "editor_args", "model_args", "models", "modes", "icl")
-BENCHMARK_KEYS = ("name", "tasks", "edits", "model_args", "metadata", "limit", "models", "modes")
+EDITOR_KEYS = ("editor", "name", "editor_args", "model_args", "models", "modes", "icl", "seconds_per_edit")
+BENCHMARK_KEYS = ("name", "tasks", "edits", "model_args", "metadata", "limit", "models", "modes", "seconds_per_case")
 RESOURCE_KEYS = ("cpus", "gpus", "memory", "hours", "slurm")
 # Options of `lm_eval run` that change what is asked, and that --model_args and --metadata do not cover.
 LM_EVAL_KEYS = ("apply_chat_template", "batch_size", "gen_kwargs", "num_fewshot", "system_instruction")
@@ -98,6 +97,29 @@ def load_plan(path: Path) -> Plan:
     return _Reader(file).plan(content)
 
 
+def read_editors(plan: Plan, entries: Sequence[Any], origin: Path) -> tuple[EditorChoice, ...]:
+    """Entries of ``editors`` for a plan that was read, from elsewhere.
+
+    Args:
+        origin: names the entries in messages; their files of settings are relative to its folder.
+
+    Raises:
+        EditingError: as :func:`load_plan`.
+    """
+    models, modes = ([one.name for one in axis] for axis in (plan.models, plan.modes))
+    choices = _Reader(PlanFile(origin, "")).editors({"editors": list(entries)}, models, modes)
+    return tuple(choice._replace(where=()) for choice in choices)
+
+
+def check_model_args(args: Mapping[str, Any], origin: Path) -> None:
+    """Refuse options of the model class that are axes of a plan, and secrets.
+
+    Args:
+        origin: names them in messages.
+    """
+    _Reader(PlanFile(origin, "")).check_args(args, ())
+
+
 class _Reader:
     """Reads the parts of one plan."""
 
@@ -109,7 +131,7 @@ class _Reader:
         self.check_keys(top, KEYS, "key of a plan", ())
         if missing := [key for key in ("editors", "benchmarks") if key not in top]:
             raise self.file.error((), f"the plan has no {' and no '.join(missing)}; both are lists.")
-        limit = self.limit(top, ())
+        limit = self.positive(top, "limit", ())
         models = self.models(top.get("models", {"demo": {}}))
         modes = self.modes(top)
         plan = Plan(
@@ -179,6 +201,7 @@ class _Reader:
                         self.subset(own, "models", models, where),
                         self.subset(own, "modes", modes, where),
                         self.icl(own, where),
+                        self.positive(own, "seconds_per_edit", where),
                         where,
                     )
                 )
@@ -215,9 +238,10 @@ class _Reader:
                     own.get("edits"),
                     self.model_args(own, where),
                     self.mapping(own.get("metadata"), (*where, "metadata")),
-                    self.limit(own, where) if "limit" in own else limit,
+                    self.positive(own, "limit", where) if "limit" in own else limit,
                     self.subset(own, "models", models, where),
                     self.subset(own, "modes", [*modes, UNEDITED], where),
+                    self.positive(own, "seconds_per_case", where),
                     isinstance(entry, str),
                     where,
                 )
@@ -280,10 +304,10 @@ class _Reader:
             return None
         return tuple(self.listed(own["icl"], (*where, "icl")))
 
-    def limit(self, own: Mapping[str, Any], where: Where) -> float | None:
-        if own.get("limit") is None:
+    def positive(self, own: Mapping[str, Any], name: str, where: Where) -> float | None:
+        if own.get(name) is None:
             return None
-        return self.file.at((*where, "limit"), require_number, "limit", own["limit"], POSITIVE)
+        return self.file.at((*where, name), require_number, name, own[name], POSITIVE)
 
     def model_args(self, own: Mapping[str, Any], where: Where) -> dict[str, Any]:
         args = dict(self.mapping(own.get("model_args"), (*where, "model_args")))
@@ -394,10 +418,3 @@ def described(plan: Plan) -> list[str]:
     lines += [f"source: {plan.source}"] if plan.source else []
     lines += [f"not stated: {text}" for text in plan.unstated]
     return [*lines, *(f"differs: {text}" for text in plan.differs)]
-
-
-def with_limit(plan: Plan, limit: float | None) -> Plan:
-    """The same plan with another number of cases per task."""
-    if limit is None:
-        return plan
-    return dataclasses.replace(plan, benchmarks=tuple(item._replace(limit=limit) for item in plan.benchmarks))

@@ -57,7 +57,7 @@ def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
 
 
 def test_records_of_the_other_layout_name_its_tasks(tmp_path: Path) -> None:
-    for file, other, group in ((FILE, COUNTERFACT, "counterfact_wild"), (NESTED, COUNTERFACT_FLAT, "counterfact")):
+    for file, other, group in ((FILE, COUNTERFACT, "counterfact_field"), (NESTED, COUNTERFACT_FLAT, "counterfact")):
         path = write_jsonl(tmp_path / "records.jsonl", invented_records(file))
         with pytest.raises(EditingError, match=rf"it is a record of CounterFact.*Use the tasks of .*{group}\."):
             other.load({"data": str(path)})

@@ -121,3 +121,25 @@ def test_a_case_without_such_a_question_has_a_placeholder_and_no_helper() -> Non
     request = EditRequest(prompt="Where is {}?", subject="Velm", target_new="Karsk", case_id="0")
     doc = wild.locality_doc(Case(request), {})
     assert [probe["kind"] for probe in doc["probes"]] == ["placeholder"]
+
+
+@pytest.mark.parametrize("benchmark", ["zsre", "counterfact_flat"])
+def test_the_question_alone_is_asked_and_scored_up_to_its_stop(benchmark: str) -> None:
+    """A right answer that goes on is no exact match; without an end token in the target most do."""
+    task = f"{benchmark}_question_only_reliability"
+    golds = {doc["probes"][0]["prompt"]: doc["probes"][0]["gold"] for doc in build(task).test_docs()}
+    first = next(iter(golds))
+
+    def texts(context: str, unedited: bool) -> str:
+        return f" {golds[context]} and more" if context == first else f" {golds[context]}."
+
+    lm = ScriptedLM(texts=texts)
+    found = metrics_of(run(task, lm), task)
+    assert {request.args[0] for request in lm.seen} == set(golds)  # no instruction
+    assert found["efficacy_gen_em"] == pytest.approx(1 - 1 / len(golds))
+    assert found["efficacy_gen_goes_on"] == pytest.approx(1 / len(golds))
+
+
+def test_the_question_alone_has_no_other_context() -> None:
+    with pytest.raises(EditingError, match="wild_context=qa_inst for a task whose name has question_only"):
+        build("zsre_question_only_locality", wild_context="qa_inst").test_docs()

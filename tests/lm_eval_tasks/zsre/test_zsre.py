@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paths import RECORDS
+from paths import REAL_DATA, RECORDS
 from record_files import published_data, with_field
 
 from edit_hooks.utils.errors import EditingError
+from lm_eval_tasks.counterfact.benchmark import COUNTERFACT_FLAT
 from lm_eval_tasks.zsre.benchmark import ZSRE, ZSRE_MEMIT, ZSRE_PORTABILITY
 
 INVENTED = {"data": str(RECORDS / "zsre_mend_eval.json")}
@@ -118,3 +119,13 @@ def test_published_records() -> None:
     assert memit.source["records"] == alt.source["records"] == 34
     assert (alt.source["pred_is_true"], alt.source["alt_is_true"]) == (3, 0)
     assert all(case.neighbors[0].prompt.endswith("?") for case in memit.records)
+
+
+@pytest.mark.parametrize("benchmark", [ZSRE, COUNTERFACT_FLAT])
+def test_the_3000_records_of_locft_are_a_set_at_one_commit(benchmark: Any) -> None:
+    file = benchmark.source.sets["locft_3k"]
+    assert file.url.startswith("https://raw.githubusercontent.com/ICT-STAR/LocFT/51db7854feb3596085051e45bf8b3147")
+    published = REAL_DATA / "locft" / f"{file.path.split('/')[1]}_3k_first60.json"
+    if not published.is_file():
+        pytest.skip("the first records of the published file are not here")
+    assert len(benchmark.load({"data": str(published)}).records) == 60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from types import SimpleNamespace
@@ -78,7 +79,8 @@ def editors_with_moments_of_own_text(plan: Plan, grid: Grid) -> list[str]:
         if run.model_args["mode"] == "none":
             continue
         editor = load_editor(str(run.model_args["editor"]), run.model_args.get("editor_args", {}))
-        if editor.writes != ("context",):
+        settings = {field.name for field in dataclasses.fields(editor.config_class)}
+        if settings & {"second_moments", "base"}:
             model = SimpleNamespace(config=shape_config(shapes[run.model]))
             source = find_setting(editor.default_config(model).to_dict(), "second_moments")
             found.setdefault(str(run.model_args["editor"]), {})[run.model] = source == "self"
