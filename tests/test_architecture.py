@@ -18,6 +18,7 @@ import grimp
 import pytest
 from package_copy import PACKAGES, copy_packages
 from paths import ROOT
+from warm_python import run_warm
 
 from edit_hooks.base.editor import Editor
 from edit_hooks.base.model_support import SELF_CHECK
@@ -194,7 +195,7 @@ print(json.dumps({"modules": len(names), "changed": changed}))
 
 def test_importing_every_module_registers_names_for_yaml_and_changes_nothing_else() -> None:
     """lm-eval finds the filters and aggregations of a task's YAML by their registered names."""
-    done = subprocess.run([sys.executable, "-c", IMPORT_ALL], capture_output=True, text=True, cwd=ROOT, timeout=300)
+    done = run_warm(["-c", IMPORT_ALL], cwd=ROOT)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["modules"] > 180

@@ -12,6 +12,7 @@ import lm_eval
 import pytest
 from lm_eval._cli.harness import HarnessCLI
 from paths import ROOT
+from warm_python import run_warm
 
 import lm_eval_editing_autoload
 from edit_hooks.utils.errors import EditingError
@@ -121,8 +122,7 @@ def call(module: str, *arguments: str, before: str = "") -> subprocess.Completed
         f"import runpy, sys, lm_eval_editing_autoload; {before}sys.argv = sys.argv[1:]; "
         "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
     )
-    command = [sys.executable, "-c", code, module, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    return run_warm(["-c", code, module, *arguments], env=environment, cwd=Path.cwd())
 
 
 def test_the_command_lm_eval() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +17,7 @@ from paths import ROOT
 from scripted import ScriptedLM
 from task_runs import metrics_of
 from templates import TEMPLATES, copy_template
+from warm_python import run_warm
 
 import lm_eval_tasks
 from edit_hooks.contract.tiny_models import save_tiny
@@ -128,12 +127,10 @@ def test_a_package_runs_with_the_stock_command(package: Path, tmp_path: Path) ->
     words += ["--tasks", "town_facts", "--device", "cpu", "--output_path", str(tmp_path / "out")]
     words += ["--gen_kwargs", "max_gen_toks=12"]
     path = os.pathsep.join([str(package), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(LM_EVAL), str(tmp_path / "built_in" / "manager.py"), *words],
+    done = run_warm(
+        ["-c", textwrap.dedent(LM_EVAL), str(tmp_path / "built_in" / "manager.py"), *words],
         env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     (file,) = (tmp_path / "out").rglob("results_*.json")

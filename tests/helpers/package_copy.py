@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from paths import ROOT
+from warm_python import run_warm
 
 PACKAGES = ("edit_hooks", "judges", "lm_eval_tasks", "lm_edit")
 
@@ -31,9 +31,7 @@ def insert(path: Path, after: str, line: str) -> None:
 def run_python(*words: str, path: Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run the interpreter with ``path`` first on the import path, in ``folder`` (``path`` when absent)."""
     search = os.pathsep.join([str(path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environ = {**os.environ, "PYTHONPATH": search}
-    command = [sys.executable, *words]
-    return subprocess.run(command, capture_output=True, text=True, env=environ, cwd=folder or path, timeout=300)
+    return run_warm(words, env={**os.environ, "PYTHONPATH": search}, cwd=folder or path)
 
 
 def lm_edit(*words: str, path: Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:

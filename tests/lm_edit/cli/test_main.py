@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from package_copy import run_python
 from paths import ROOT
 
 from lm_edit.cli.main import VERBS, main
@@ -21,7 +20,7 @@ def test_help_lists_every_verb_and_imports_no_heavy_package():
         "try:\n    cli.main(['--help'])\nexcept SystemExit:\n    pass\n"
         f"print(sorted({HEAVY_PACKAGES!r} & set(sys.modules)))"
     )
-    process = run_python("-c", code, path=ROOT)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300)
     *help_lines, imported = process.stdout.strip().split("\n")
     assert imported == "[]", process.stdout + process.stderr
     assert set(VERBS) <= {line.split()[0] for line in help_lines if line.strip()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from command_line import printed_lines, run_verb
 from paths import ROOT
 from result_files import write_run
 from result_rows import frame, row
+from warm_python import run_warm
 
 from edit_hooks.utils.errors import EditingError
 from lm_edit.figures.select import edited_labels
@@ -100,9 +100,7 @@ def test_an_option_of_the_table_is_known_everywhere(tmp_path: Path) -> None:
     pytest.importorskip("statsmodels", reason="the statistics of the leaderboard are an extra")
     pytest.importorskip("scikit_posthocs", reason="the statistics of the leaderboard are an extra")
     code = f"import sys\nsys.path[:0] = {sys.path!r}\n{NEW_OPTIONS}"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
+    done = run_warm(["-c", code, str(tmp_path)], cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
