@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from lm_eval.api.instance import Instance
@@ -25,7 +26,7 @@ JUDGE_STEPS = ("model_judge", "helper_judge")
 SEPARATORS = ("", " ", "\n", "\n\n")
 
 
-def same_task(saved: SavedTask, judge: object, include_paths: Sequence[str]) -> EditingTask:
+def same_task(saved: SavedTask, judge: object, known: Mapping[str, Path]) -> EditingTask:
     """Build the task of a run with a judge, and check that it is the one that the run had.
 
     Raises:
@@ -33,11 +34,11 @@ def same_task(saved: SavedTask, judge: object, include_paths: Sequence[str]) -> 
             filters or settings, documents that are not those that the run asked, and scores that its answers do not
             have here.
     """
-    task = build_task(saved, judge, include_paths, saved.separator)
+    task = build_task(saved, judge, known, saved.separator)
     _check_config(task, saved)
     changed = _changed_document(instances := with_answers(task, saved), saved)
     for separator in SEPARATORS if saved.separator is None and changed is not None else ():
-        task = build_task(saved, judge, include_paths, separator)
+        task = build_task(saved, judge, known, separator)
         if (changed := _changed_document(instances := with_answers(task, saved), saved)) is None:
             break
     if changed is not None:

@@ -18,7 +18,7 @@ from judges.model.factory import make_model_judge
 from judges.model.judge import ModelJudge
 from judges.settings import with_settings
 from lm_edit.judged_results.checks import same_task
-from lm_edit.judged_results.replay import JudgedTask, SavedTask, build_task, items_to_judge, judge_task
+from lm_edit.judged_results.replay import JudgedTask, SavedTask, build_task, items_to_judge, judge_task, task_files
 from lm_edit.judged_results.sources import JudgedFile, find_sources
 from lm_edit.judged_results.writing import write_judged, written_before
 from lm_eval_tasks.common.scoring.columns import is_number
@@ -55,7 +55,8 @@ class Judging:
         for path in include_paths:
             if not user_path(path, "folder of tasks").is_dir():
                 raise EditingError(f"--include-path {path} is no folder; name the folder of the tasks' YAML files.")
-        self.judge, self.include_paths = judge, [str(user_path(path, "folder of tasks")) for path in include_paths]
+        self.judge = judge
+        self._task_files = task_files([str(user_path(path, "folder of tasks")) for path in include_paths])
         self.model_judge = make_model_judge(judge)
         self.sources = find_sources(paths)
 
@@ -74,7 +75,7 @@ class Judging:
         items = [
             item
             for saved in _saved_tasks(self._left(check_writable_folder(out), overwrite))
-            for item in items_to_judge(same_task(saved, silent, self.include_paths), saved)
+            for item in items_to_judge(same_task(saved, silent, self._task_files), saved)
         ]
         return self.model_judge.plan(items)
 
@@ -98,7 +99,7 @@ class Judging:
         sources = self._left(folder, overwrite)
         separators = {}
         for saved in _saved_tasks(sources):  # of all files, before the first request
-            task = same_task(saved, self.judge, self.include_paths)
+            task = same_task(saved, self.judge, self._task_files)
             separators[saved.file.path, saved.name] = task.saved.separator if task.saved else None
         written: list[Path] = []
         columns: list[JudgedColumn] = []
@@ -136,7 +137,7 @@ class Judging:
     def _judge(self, source: JudgedFile, task: str, separator: str | None) -> JudgedTask:
         saved = SavedTask(source.file, task)  # read again: the samples of all tasks need not fit into memory
         try:
-            return judge_task(build_task(saved, self.judge, self.include_paths, separator), saved)
+            return judge_task(build_task(saved, self.judge, self._task_files, separator), saved)
         except EditingError as error:
             raise type(error)(f"{source.file.path}, {task}: {error}") from None
 

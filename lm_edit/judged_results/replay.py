@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm_eval.api.filter import FilterEnsemble
@@ -148,12 +149,18 @@ class SavedAnswers(LM):
         raise AssertionError("no editing task has such requests")
 
 
-def build_task(saved: SavedTask, judge: object, include_paths: Sequence[str], separator: str | None) -> EditingTask:
+def task_files(include_paths: Sequence[str]) -> dict[str, Path]:
+    """The YAML file of every task of the installed packages and of more folders, by the task's name."""
+    manager = TaskManager(include_path=with_task_folders(list(include_paths)), include_defaults=False)
+    return {name: entry.yaml_path for name, entry in manager.task_index.items() if entry.yaml_path is not None}
+
+
+def build_task(saved: SavedTask, judge: object, known: Mapping[str, Path], separator: str | None) -> EditingTask:
     """The task of the run with a judge, on the documents of its samples.
 
     Args:
         judge: a choice of judge, as in ``--metadata judge=...``.
-        include_paths: folders of tasks besides those of the installed packages.
+        known: the files of tasks, see :func:`task_files`.
         separator: white space between all prompts and targets, as a chat template has; ``None``: that of each question.
 
     Raises:
@@ -163,16 +170,14 @@ def build_task(saved: SavedTask, judge: object, include_paths: Sequence[str], se
     metadata = {key: value for key, value in settings.items() if key not in NOT_SETTINGS}
     metadata |= {"judge": judge, SAVED_CASES: saved.cases(separator)}
     where = f"{saved.file.path}: the task {saved.name}"
-    manager = TaskManager(
-        include_path=with_task_folders(list(include_paths)), include_defaults=False, metadata=metadata
-    )
-    if saved.name not in manager.task_index:
+    if saved.name not in known:
         raise EditingError(
             f"{where} is not known here. Install the package of its benchmark, or name the folder of its YAML file "
             "with --include-path."
         )
     try:
-        task = manager.load([saved.name])["tasks"][saved.name]
+        manager = TaskManager(include_defaults=False, metadata=metadata)
+        task = manager.load([str(known[saved.name])])["tasks"][saved.name]
     except EditingError:
         raise
     except Exception as error:  # of code and files of other packages, which may raise anything

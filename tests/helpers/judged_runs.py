@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,12 @@ def judge_of(server: JudgeServer, store: Path, **settings: Any) -> dict[str, Any
 
 def run_without_judge(folder: Path, task: str = RELIABILITY, **facts: Any) -> Path:
     """Write a run of a scripted model; return its result file."""
-    return write_run(folder, results=run(task, scripted(), bootstrap_iters=0), **facts)
+    return write_run(folder, results=copy.deepcopy(_results(task)), **facts)
+
+
+@functools.cache
+def _results(task: str) -> dict[str, Any]:
+    return run(task, scripted(), bootstrap_iters=0)
 
 
 def contents(folder: Path) -> tuple[dict[str, Any], dict[str, list[Any]]]:

@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from damage import empty, flipped, replace_by_a_folder, restore, truncate
 from paths import ROOT
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from warm_python import run_warm
 
 from edit_hooks.assets import demo_model as demo
 from edit_hooks.assets import gguf_file
@@ -410,5 +410,5 @@ def test_the_converted_model_loads_without_the_gguf_package() -> None:
         """
     )
     demo.demo_model_path()
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    run = run_warm(["-c", script], cwd=ROOT)
     assert run.returncode == 0, run.stderr

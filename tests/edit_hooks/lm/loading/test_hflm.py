@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import textwrap
@@ -62,6 +63,7 @@ def private_names(source: str, context: type[ast.expr_context]) -> Iterator[str]
             yield node.attr
 
 
+@functools.cache
 def own_names() -> set[str]:
     """Private attributes that the room itself defines: methods, class attributes, attributes set on ``self``."""
     names = {name for source in SOURCES.values() for name in private_names(source, ast.Store)}
