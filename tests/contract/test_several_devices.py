@@ -59,7 +59,10 @@ def test_the_reference_engine_likewise(editor):
         torch.testing.assert_close(local.weights()[name], weight)
 
 
-@pytest.mark.parametrize("editor", ["memit", "ft_m", "grace", "wise", "melo", "defer"])
+@pytest.mark.parametrize(
+    "editor",
+    ["memit", "grace", "wise", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ft_m", "melo", "defer"))],
+)
 def test_an_edited_model_is_read_as_on_one_device(editor):
     subject = Subject(editor, "llama")
     (delta,) = subject.make(**quick_settings(subject)).edit(subject.model, subject.tokenizer, EDIT_REQUESTS[:1])
