@@ -39,6 +39,7 @@ from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.editor import CONTRACT_TEXTS
 from edit_hooks.editors.memit import MEMITConfig, ResidualSpreadingEditor
 from edit_hooks.locate.editor import VALUE_CONTRACT_SETTINGS
+from edit_hooks.locate.matrix_files import matrix_file
 from edit_hooks.locate.null_space import MatrixProjector, Projector, null_space_of
 from edit_hooks.locate.solve import KeyMetric, load_matrices
 from edit_hooks.modeling.architectures import input_device
@@ -109,7 +110,7 @@ class AlphaEdit(ResidualSpreadingEditor[AlphaEditConfig]):
     def default_config(self, model: nn.Module) -> AlphaEditConfig:
         config = super().default_config(model)
         is_path = isinstance(config.projectors, (str, os.PathLike))
-        digest = path_digest(config.projectors) if is_path else None
+        digest = path_digest(matrix_file(config.projectors)) if is_path else None
         config.record_digest("projectors_digest", "projectors", digest)
         return config
 
@@ -117,7 +118,7 @@ class AlphaEdit(ResidualSpreadingEditor[AlphaEditConfig]):
         if config.projectors is None:
             super().check_inputs(config)
         elif isinstance(config.projectors, (str, os.PathLike)):
-            require_tensors(config.projectors, "file of 'projectors'")
+            require_tensors(matrix_file(config.projectors), "file of 'projectors'")
 
     def load_constraints(
         self, config: AlphaEditConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase

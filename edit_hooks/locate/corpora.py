@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
+from edit_hooks.locate.matrix_files import is_hub_address
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import read_text, sha256_of, user_path
 from edit_hooks.utils.hashing import key_of
@@ -112,7 +113,7 @@ class Corpus:
 def is_text_source(source: object) -> TypeGuard[Source]:
     """Whether second moments are collected from text, rather than read from a file of matrices or a mapping."""
     return isinstance(source, (list, tuple)) or (
-        isinstance(source, (str, os.PathLike)) and Path(source).suffix != ".safetensors"
+        isinstance(source, (str, os.PathLike)) and Path(source).suffix != ".safetensors" and not is_hub_address(source)
     )
 
 

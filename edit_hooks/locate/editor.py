@@ -20,6 +20,7 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.locate.context_templates import BARE, BARE_SET, check_templates, sample_templates, warn_of_english
 from edit_hooks.locate.corpora import check_source, digest_of, is_text_source
 from edit_hooks.locate.evk_align import EVKAlignConfig, evk_term, log_noise
+from edit_hooks.locate.matrix_files import matrix_file
 from edit_hooks.locate.moment_documents import check_length
 from edit_hooks.locate.rows import FactToken, kl_row, rewriting_row
 from edit_hooks.locate.second_moments import MomentDtype, MomentSettings, second_moments
@@ -79,8 +80,8 @@ CONTEXT_TEMPLATES_HELP = (
 )
 SECOND_MOMENTS_HELP = (
     "source of C: null (the identity), self (text of the model), published (100,000 Wikipedia articles, as in the "
-    "releases), a text file or folder, a hub data set, a safetensors file with one matrix per layer, or a mapping "
-    "from layer to matrix"
+    "releases), a text file or folder, a hub data set, a safetensors file with one matrix per layer (also "
+    "hf:owner/name@revision), or a mapping from layer to matrix"
 )
 
 
@@ -155,7 +156,7 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
     def default_config(self, model: nn.Module) -> LocateThenEditConfigT:
         config = super().default_config(model)
         is_path = isinstance(config.second_moments, (str, os.PathLike))
-        digest = digest_of(config.second_moments) if is_path else None
+        digest = digest_of(matrix_file(config.second_moments)) if is_path else None
         config.record_digest("moment_digest", "second_moments", digest)
         if is_text_source(config.second_moments):
             check_length(model, config.moment_length)
@@ -167,7 +168,7 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
         if is_text_source(source := config.second_moments):
             check_source(source)
         elif isinstance(source, (str, os.PathLike)):
-            require_tensors(source, "file of 'second_moments'")
+            require_tensors(matrix_file(source), "file of 'second_moments'")
 
     def fill_sampled_settings(
         self, config: LocateThenEditConfigT, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase

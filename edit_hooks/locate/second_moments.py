@@ -132,6 +132,15 @@ def second_moments(
     return {layer: moments[layer] for layer in layers}
 
 
+def moments_of_texts(
+    model: nn.Module, tokenizer: PreTrainedTokenizerBase, layers: Sequence[int], texts: Sequence[str]
+) -> dict[int, torch.Tensor]:
+    """C of every layer over a few texts, float64, without a report or a file: to look at a model's keys."""
+    inner, corpus = unwrapped(model), open_corpus(texts, seed=0)
+    settings = _with_defaults(MomentSettings(texts), inner, corpus, layers)
+    return _collect(inner, tokenizer, layers, corpus, settings, True, None)[0]
+
+
 def _load_all(
     root: Path | None, descriptions: dict[int, dict[str, Any]], settings: MomentSettings
 ) -> dict[int, SecondMoment]:

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import nn
 
+from edit_hooks.locate.matrix_files import matrix_file
 from edit_hooks.modeling.architectures import architecture_of, map_shape, unwrapped
 from edit_hooks.modeling.tensors import read_tensors
 from edit_hooks.utils.errors import EditingError
@@ -196,14 +197,14 @@ def load_matrices(
     """One [f, f] matrix per edited layer.
 
     Args:
-        source: a mapping layer -> tensor, or a safetensors file with tensors ``layerN``.
+        source: a mapping layer -> tensor, or a safetensors file with tensors ``layerN``, here or on the hub.
         name: the setting, for error messages.
 
     Raises:
         EditingError: for unreadable files, missing layers, matrices of the wrong size, and entries that are not finite.
     """
     if isinstance(source, (str, Path)):
-        _, tensors = read_tensors(source, f"file of {name!r}")
+        _, tensors = read_tensors(matrix_file(source), f"file of {name!r}")
         try:
             source = {int(key.removeprefix("layer")): tensor for key, tensor in tensors.items()}
         except ValueError:

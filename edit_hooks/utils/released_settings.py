@@ -24,6 +24,9 @@ NAMES = {
     "eps": "radius",
 }
 
+# Numbers for which these files have `false` where there is none.
+OFF: Mapping[str, Any] = {"norm_constraint": None, "weight_decay": 0.0}
+
 
 def is_released(settings: Mapping[str, Any]) -> bool:
     """Whether a mapping has the keys of such a file."""
@@ -33,6 +36,7 @@ def is_released(settings: Mapping[str, Any]) -> bool:
 def translate(settings: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """The settings under the names used here, as far as an editor with the settings ``known`` has them."""
     translated = {NAMES.get(name, name): _number(value) for name, value in settings.items() if name not in OF_A_RUN}
+    translated |= {name: OFF[name] for name, value in translated.items() if value is False and name in OFF}
     if isinstance(adjusted := settings.get("mom2_adjustment"), bool):
         translated["second_moments"] = "published" if adjusted else None
     return {name: value for name, value in translated.items() if name in known and has_text_form(value)}

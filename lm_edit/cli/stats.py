@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import INNER_SHARE, NON_NEGATIVE, SEED
 from lm_edit.cli.command import SETTINGS_SYNTAX, Verb, add_model_arguments, model_options, real, say, table, whole
+from lm_edit.cli.importing import add_import_arguments, import_matrices
 
 if TYPE_CHECKING:
     from lm_edit.stats import LayerReport, StoredMoment
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="[import]")
+    description = "bring second moments and null-space projectors of other projects here"
+    add_import_arguments(actions.add_parser("import", help=description, description=description))
     add_model_arguments(parser)
     parser.add_argument("--show", action="store_true", help="list the stored second moments and stop")
     parser.add_argument("--editor", help="collect for this editor; its configuration is the default of other options")
@@ -42,6 +46,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.action == "import":
+        return import_matrices(args)
     if args.show:
         return _show(args.folder)
     if args.editor_args and not args.editor:
@@ -125,5 +131,5 @@ def _format_condition(condition: float | None) -> str:
 
 
 VERBS: dict[str, Verb] = {
-    "stats": Verb("collect second moments and null spaces, or list the stored ones", _add_arguments, _run),
+    "stats": Verb("collect, import or list second moments and null spaces", _add_arguments, _run),
 }
