@@ -126,9 +126,15 @@ def demo_model_path(dtype: DemoDtype = "float32") -> Path:
 
 def demo_available() -> bool:
     """True if the demo model is converted already or can be converted from installed packages; nothing is hashed."""
-    if any((_folder(dtype) / MANIFEST_NAME).is_file() for dtype in get_args(DemoDtype)):
+    if converted_demo() is not None:
         return True
     return all(_chunk_path(chunk) is not None for chunk in CHUNKS) and _has_gguf_reader()
+
+
+def converted_demo() -> Path | None:
+    """A folder of the demo model, in any precision; ``None`` before the first conversion."""
+    folders = [_folder(dtype) for dtype in get_args(DemoDtype)]
+    return next((folder for folder in folders if (folder / MANIFEST_NAME).is_file()), None)
 
 
 def _folder(dtype: str) -> Path:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.checks import position_limit, require_deltas, require_editable, require_positions, require_tokens
 from edit_hooks.base.config import FILE_DIGESTS
+from edit_hooks.base.footprint import Footprint, low_rank_footprint
 from edit_hooks.base.job import ConfigT, EditJob
 from edit_hooks.base.model_support import TargetsOf, check_targets, nearest_editable, require_support
 from edit_hooks.base.origin import UNNAMED, LayersFrom, SettingsOrigin, report_origin_once
@@ -51,6 +52,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
     carries state through a stream         ``condensed``, ``most_state_bytes``
     chooses blocks in its own way          ``default_layers``, ``names_layers``, ``layer_settings``
     edits other maps than MLP outputs      ``target_modules``
+    keeps more than a low-rank update      ``footprint``
     samples texts with the seed            ``fill_sampled_settings``, ``known_contexts``
     reads statistics or a trained network  ``check_inputs`` (before loading), ``prepare``, ``default_config``
     runs more tokens than prompt, target   ``num_tokens_past_target``, ``other_lengths``
@@ -291,6 +293,10 @@ class Editor(abc.ABC, Generic[ConfigT]):
         """Hook: names of the linear maps whose weights the editor reads or changes; by default the rewrite modules."""
         arch = architecture_of(model)
         return [arch.rewrite_name(layer) for layer in config.edited_layers]
+
+    def footprint(self, config: ConfigT, model: nn.Module) -> Footprint:
+        """Hook: memory and arithmetic of one edit; the model may be without weights."""
+        return low_rank_footprint(model, self.target_modules(config, model), config.edited_layers, config)
 
     def check_model(self, model: nn.Module) -> None:
         """Refuse models whose weights this editor cannot edit; computes nothing but the self-check of an unknown one.

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import Editor
+from edit_hooks.base.footprint import Footprint, dense_bytes
 from edit_hooks.base.job import EditJob
 from edit_hooks.base.origin import SettingsOrigin
 from edit_hooks.base.registry import editor_class
@@ -22,6 +23,7 @@ from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 
 SHARED_SETTINGS = ("layers", "seed", "engine")
+DENSE_AT_ONCE = 4  # float32 tensors of a weight's size: it, the update, and what is made of both
 
 
 @dataclass(kw_only=True)
@@ -105,6 +107,12 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
 
     def target_modules(self, config: WrapperConfigT, model: nn.Module) -> list[str]:
         return self.base.target_modules(self.base.default_config(model), model)
+
+    def footprint(self, config: WrapperConfigT, model: nn.Module) -> Footprint:
+        """That of the base editor, whose update is made dense, one map at a time, beside its weight in float32."""
+        footprint = self.base.footprint(self.base.default_config(model), model)
+        largest = max(dense_bytes(model, [name]) for name in self.target_modules(config, model))
+        return dataclasses.replace(footprint, solve=max(footprint.solve, DENSE_AT_ONCE * largest))
 
     def known_contexts(self, model: PreTrainedModel | None = None) -> Sequence[str]:
         return self.base.known_contexts(model)

@@ -37,10 +37,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.editor import CONTRACT_TEXTS
+from edit_hooks.base.footprint import FLOAT32, FLOAT64
 from edit_hooks.editors.memit import MEMITConfig, ResidualSpreadingEditor
 from edit_hooks.locate.editor import VALUE_CONTRACT_SETTINGS
 from edit_hooks.locate.matrix_files import matrix_file
-from edit_hooks.locate.null_space import MatrixProjector, Projector, null_space_of
+from edit_hooks.locate.null_space import EIGENVECTOR_COPIES, MatrixProjector, Projector, null_space_of
 from edit_hooks.locate.solve import KeyMetric, load_matrices
 from edit_hooks.modeling.architectures import input_device
 from edit_hooks.modeling.tensors import require_tensors
@@ -134,6 +135,19 @@ class AlphaEdit(ResidualSpreadingEditor[AlphaEditConfig]):
         for layer, projector in projectors.items():
             projector.check(layer)
         return projectors
+
+    def solve_bytes(self, config: AlphaEditConfig, model: nn.Module) -> int:
+        """Those of collecting C, or of the basis of the largest projector in float64."""
+        basis = FLOAT64 * max(self._squares(config, model)) // 2
+        return basis if config.projectors is not None else max(super().solve_bytes(config, model), basis)
+
+    def statistics_bytes(self, config: AlphaEditConfig, model: nn.Module) -> int:
+        """C and at most half of the float64 eigenvectors of every layer, and the eigenvectors of one with workspace."""
+        squares = self._squares(config, model)
+        if config.projectors is not None:
+            return FLOAT32 * sum(squares)
+        moment = FLOAT32 if config.moment_dtype == "float32" else FLOAT64
+        return (moment + FLOAT64 // 2) * sum(squares) + EIGENVECTOR_COPIES * FLOAT64 * max(squares)
 
     def ridge(self, metric: KeyMetric, keys_UF: torch.Tensor, config: AlphaEditConfig) -> float:
         if config.l2 is not None:

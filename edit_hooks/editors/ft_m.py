@@ -23,6 +23,15 @@ from transformers.pytorch_utils import Conv1D
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
+from edit_hooks.base.footprint import (
+    ROW_TOKENS,
+    TARGET_TOKENS,
+    Footprint,
+    copies_bytes,
+    dense_bytes,
+    kept_activations,
+    training_work,
+)
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.gradient.diagnostics import loss_diagnostics
@@ -106,6 +115,17 @@ class FineTuningEditor(Editor[FTConfigT]):
             for name, module in model.get_submodule(block).named_modules(prefix=block)
             if isinstance(linear_of(module), nn.Linear | Conv1D)
         ]
+
+    def footprint(self, config: FTConfigT, model: nn.Module) -> Footprint:
+        names, first = self.target_modules(config, model), min(config.edited_layers)
+        trained = dense_bytes(model, names)
+        kind = {"rows": 1, "tokens": ROW_TOKENS, "labels": TARGET_TOKENS}
+        return Footprint(
+            copies=copies_bytes(model, names),
+            activations=kept_activations(model, first=first, **kind),
+            update=trained,
+            work=training_work(model, first=first, steps=config.num_steps, trained=trained),
+        )
 
     def condensed(self, model: nn.Module, history: Sequence[Delta]) -> list[Delta]:
         """Nothing: a step reads the weights alone."""

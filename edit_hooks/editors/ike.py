@@ -31,6 +31,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
+from edit_hooks.base.footprint import Footprint
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.deltas.delta import Delta
@@ -143,6 +144,10 @@ class ContextEditor(Editor[ICEConfigT]):
         digest = None if config.embedder in EMBEDDERS else path_digest(config.embedder)
         config.record_digest("embedder_digest", "embedder", digest)
         return config
+
+    def footprint(self, config: ICEConfigT, model: nn.Module) -> Footprint:
+        """Nothing: the context is text."""
+        return Footprint()
 
     def compute(self, job: EditJob[ICEConfigT]) -> list[Delta]:
         deltas = []

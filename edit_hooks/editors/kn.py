@@ -41,6 +41,7 @@ Shapes: f width of the inner layer, d residual width, V vocabulary.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,6 +54,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
+from edit_hooks.base.footprint import ROW_TOKENS, TARGET_TOKENS, Footprint, low_rank_footprint, passes
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
@@ -213,6 +215,13 @@ class KN(Editor[KNConfig]):
             # answer_context=own runs as many tokens of the model's own in the answer's place
             lengths.append(len(ids) + (len(answer_ids) - 1 if in_place else 0))
         return {"target_true and the longest prompt that is attributed": max(lengths)}
+
+    def footprint(self, config: KNConfig, model: nn.Module) -> Footprint:
+        """The points of the integral for each block, prompt and answer token; a few units are written."""
+        rest = low_rank_footprint(model, self.target_modules(config, model), config.edited_layers, config)
+        number = len(config.edited_layers) * len(config.context_templates) * TARGET_TOKENS
+        work = passes(model, first=0, rows=number * config.num_steps, tokens=ROW_TOKENS, steps=1)
+        return dataclasses.replace(rest, activations=config.batch_size * rest.activations, work=work)
 
     def compute(self, job: EditJob[KNConfig]) -> list[Delta]:
         if job.model.get_input_embeddings().weight.shape[1] != job.model.config.hidden_size:

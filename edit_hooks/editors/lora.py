@@ -33,6 +33,7 @@ from transformers import PretrainedConfig
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
+from edit_hooks.base.footprint import Footprint, low_rank_footprint
 from edit_hooks.base.given_tensors import Shape, read_shapes
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta, Factor
@@ -156,6 +157,10 @@ class LoRA(Editor[LoRAConfig]):
 
     def target_modules(self, config: LoRAConfig, model: nn.Module) -> list[str]:
         return architecture_of(model).all_module_names(config.modules, config.edited_layers)
+
+    def footprint(self, config: LoRAConfig, model: nn.Module) -> Footprint:
+        rank = config.rank if config.kind == "lora" else config.initial_rank
+        return low_rank_footprint(model, self.target_modules(config, model), config.edited_layers, config, rank)
 
     def compute(self, job: EditJob[LoRAConfig]) -> list[Delta]:
         names = self.target_modules(job.config, job.model)

@@ -20,6 +20,7 @@ Shapes: R rows, T tokens, L labels, N tokens of all rows, f and d input and outp
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -30,6 +31,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
+from edit_hooks.base.footprint import FLOAT32, ROW_TOKENS, Footprint, low_rank_footprint
 from edit_hooks.base.job import EditJob
 from edit_hooks.base.trained_artifact import TrainingEdits
 from edit_hooks.deltas.apply import edited
@@ -159,6 +161,14 @@ class MEND(Editor[MENDConfig]):
         if config.artifact is None or config.artifact == IDENTITY:
             return []
         return self._training_edits.warnings(config.artifact, config.artifact_digest, requests)
+
+    def footprint(self, config: MENDConfig, model: nn.Module) -> Footprint:
+        """The hyper-network, one for all matrices of a shape, and an update of one rank per token."""
+        names = self.target_modules(config, model)
+        widths = [sum(shape) for shape in {map_shape(model.get_submodule(name)) for name in names}]
+        entries = sum((config.num_hidden + 1) * 2 * width * min(config.rank, width) for width in widths)
+        rest = low_rank_footprint(model, names, config.edited_layers, config, rank=ROW_TOKENS)
+        return dataclasses.replace(rest, models=FLOAT32 * entries)
 
     def compute(self, job: EditJob[MENDConfig]) -> list[Delta]:
         model, config = job.model, job.config

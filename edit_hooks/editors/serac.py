@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from torch import nn
@@ -23,6 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
+from edit_hooks.base.footprint import Footprint
 from edit_hooks.base.job import EditJob
 from edit_hooks.base.shipped import find_shipped
 from edit_hooks.base.trained_artifact import TrainingEdits
@@ -135,6 +137,12 @@ class SERAC(Editor[SERACConfig]):
             recorded = MEMORY_MODELS.read_manifest(config.artifact)["model"]
             source = f"the {MEMORY_MODELS.what} in {config.artifact}"
             compare_models(recorded, model_identity(model, tokenizer), source)
+
+    def footprint(self, config: SERACConfig, model: nn.Module) -> Footprint:
+        """The trained models beside the edited one; without an artifact the base model answers itself."""
+        if config.artifact is None or config.artifact == IDENTITY:
+            return Footprint()
+        return Footprint(models=sum(file.stat().st_size for file in Path(config.artifact).glob("**/*.safetensors")))
 
     def compute(self, job: EditJob[SERACConfig]) -> list[Delta]:
         deltas = []

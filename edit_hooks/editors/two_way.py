@@ -28,6 +28,7 @@ Shapes: L labels, Z drawn locality prompts, U tokens of the reduced vocabulary, 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 import re
@@ -42,6 +43,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from edit_hooks.base.checks import position_limit
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
+from edit_hooks.base.footprint import Footprint, copies_bytes, dense_bytes, low_rank_footprint
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.gradient.diagnostics import loss_diagnostics
@@ -152,6 +154,13 @@ class TwoWay(Editor[TwoWayConfig]):
         rows = inverse_requests(request, self.known_config(model).inverse_rows)
         lengths = [len(encode(tokenizer, row.text + row.continuation).ids) for row in rows]
         return {"the inverse rows of the fact": max(lengths, default=0)}
+
+    def footprint(self, config: TwoWayConfig, model: nn.Module) -> Footprint:
+        """The copies; how many rows a step has depends on what the model answers."""
+        names = self.target_modules(config, model)
+        rest = low_rank_footprint(model, names, config.edited_layers, config)
+        copies, update = copies_bytes(model, names), dense_bytes(model, names)
+        return dataclasses.replace(rest, copies=copies, update=update, work=None)
 
     def compute(self, job: EditJob[TwoWayConfig]) -> list[Delta]:
         with frozen(job.model):

@@ -34,6 +34,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
+from edit_hooks.base.footprint import Footprint, dense_bytes, low_rank_footprint, training_work
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit
@@ -45,7 +46,7 @@ from edit_hooks.gradient.labeled_rows import (
 )
 from edit_hooks.gradient.map_forward import MAP_ENGINES, KeptActivations, MapActivations, MapForward, map_activations
 from edit_hooks.gradient.side_by_side import memory_budget
-from edit_hooks.locate.context_templates import check_templates, sample_templates, warn_of_english
+from edit_hooks.locate.context_templates import check_templates, num_templates, sample_templates, warn_of_english
 from edit_hooks.memory.replay import PAD, Replay, mean_positive
 from edit_hooks.memory.schedule import Schedule
 from edit_hooks.memory.side_memory import (
@@ -60,7 +61,7 @@ from edit_hooks.memory.side_memory import (
 )
 from edit_hooks.memory.steps import NUM_BEFORE
 from edit_hooks.memory.unrelated_texts import UNRELATED_TEXTS, draw_texts
-from edit_hooks.modeling.architectures import architecture_of, input_device, is_transposed, unwrapped
+from edit_hooks.modeling.architectures import architecture_of, input_device, is_transposed, unwrapped, weight_of
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode, tokenizer_chat_context
@@ -240,6 +241,22 @@ class WISE(Editor[WISEConfig]):
         warn_of_english(job.config.context_templates, requests, self.name)
         in_chat = any(chat_by_default(job.tokenizer, request, job.config) for request in requests)
         return [CHAT_WARNING] if in_chat else []
+
+    def footprint(self, config: WISEConfig, model: nn.Module) -> Footprint:
+        """The change, its start, its gradient and the step in float32, the mask; of 16-bit weights a float32 copy."""
+        (layer,) = config.edited_layers
+        name = architecture_of(model).linear_name(config.module, layer)
+        dense = dense_bytes(model, [name])
+        copies = (6 if weight_of(model.get_submodule(name)).dtype == torch.float32 else 7) * dense
+        rest = low_rank_footprint(model, [name], [layer], config)
+        rows = num_templates(config.context_templates) + 1  # and the unrelated text
+        return dataclasses.replace(
+            rest,
+            copies=copies + dense // 4,
+            activations=rows * rest.activations,
+            update=int(dense * config.mask_ratio) + dense // 32,
+            work=training_work(model, first=layer, steps=config.num_steps, trained=dense, rows=rows),
+        )
 
     def compute(self, job: EditJob[WISEConfig]) -> list[Delta]:
         (layer,) = job.config.edited_layers

@@ -76,6 +76,14 @@ def check_templates(templates: list[str] | str) -> None:
         raise EditingError("the list of context templates must begin with the bare template '{}'.")
 
 
+def num_templates(templates: Sequence[str] | str) -> int:
+    """The number of templates in a list, or of a named set before it is sampled."""
+    if not isinstance(templates, str):
+        return len(templates)
+    chosen = TEMPLATE_SETS[templates]
+    return 1 + len(chosen.words) * sum(count for _, count in chosen.samples)
+
+
 def warn_of_english(templates: Sequence[str], requests: Iterable[EditRequest], editor: str) -> None:
     """Log once if Latin texts stand before facts of another script."""
     texts = [split_template(template)[0] for template in templates]

@@ -14,10 +14,28 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
+from edit_hooks.base.footprint import (
+    FLOAT32,
+    FLOAT64,
+    ROW_TOKENS,
+    SUFFIX_TOKENS,
+    TARGET_TOKENS,
+    Footprint,
+    kept_activations,
+    low_rank_bytes,
+    passes,
+)
 from edit_hooks.base.given_tensors import read_given_tensors
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.locate.context_templates import BARE, BARE_SET, check_templates, sample_templates, warn_of_english
+from edit_hooks.locate.context_templates import (
+    BARE,
+    BARE_SET,
+    check_templates,
+    num_templates,
+    sample_templates,
+    warn_of_english,
+)
 from edit_hooks.locate.corpora import check_source, digest_of, is_text_source
 from edit_hooks.locate.evk_align import EVKAlignConfig, evk_term, log_noise
 from edit_hooks.locate.matrix_files import matrix_file
@@ -27,7 +45,7 @@ from edit_hooks.locate.second_moments import MomentDtype, MomentSettings, second
 from edit_hooks.locate.solve import KeyMetric, SecondMoment, load_second_moments
 from edit_hooks.locate.value_batch import MakeForward, Site, ValueProblem
 from edit_hooks.locate.value_optimization import ENGINES, OptimizedValue, Term, TermMaker, ValueSettings
-from edit_hooks.modeling.architectures import num_layers, unwrapped
+from edit_hooks.modeling.architectures import map_shape, num_layers, unwrapped
 from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.tensors import require_tensors
 from edit_hooks.request import EditRequest
@@ -182,6 +200,42 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
         resolved = None if model is None else self._resolved.get(model)
         config = resolved or self.config_class.from_mapping(self.overrides)
         return () if isinstance(config.context_templates, str) else config.context_templates
+
+    def footprint(self, config: LocateThenEditConfigT, model: nn.Module) -> Footprint:
+        names, last = self.target_modules(config, model), config.edited_layers[-1]
+        rows = num_templates(config.context_templates) + 1  # and the KL row
+        above = min(last + 1, num_layers(model) - 1)
+        reading = passes(model, first=0, rows=rows, tokens=ROW_TOKENS, steps=len(config.edited_layers), backward=False)
+        optimizing = passes(
+            model, first=above, rows=rows, tokens=SUFFIX_TOKENS, steps=config.num_steps, labels=TARGET_TOKENS
+        )
+        return Footprint(
+            activations=kept_activations(model, first=above, rows=rows, tokens=SUFFIX_TOKENS, labels=TARGET_TOKENS),
+            solve=self.solve_bytes(config, model),
+            statistics=self.statistics_bytes(config, model),
+            update=low_rank_bytes(model, names, 1),
+            work=reading + optimizing,
+        )
+
+    def solve_bytes(self, config: LocateThenEditConfigT, model: nn.Module) -> int:
+        """Hook: bytes on the devices that factorizing C needs: it, and its factor, in float64.
+
+        Collecting takes a product there; the sums are in main memory where there is no room.
+        """
+        return 0 if config.second_moments is None else 2 * FLOAT64 * max(self._squares(config, model))
+
+    def statistics_bytes(self, config: LocateThenEditConfigT, model: nn.Module) -> int:
+        """Hook: bytes in main memory: C of every layer and its float64 factor, one more while C is collected."""
+        if config.second_moments is None:
+            return 0
+        squares = self._squares(config, model)
+        moment = FLOAT32 if config.moment_dtype == "float32" else FLOAT64
+        collected = FLOAT64 * max(squares) if is_text_source(config.second_moments) else 0
+        return (moment + FLOAT64) * sum(squares) + collected
+
+    def _squares(self, config: LocateThenEditConfigT, model: nn.Module) -> list[int]:
+        """Entries of a matrix over the keys of each edited layer."""
+        return [map_shape(model.get_submodule(name))[1] ** 2 for name in self.target_modules(config, model)]
 
     def prepare(
         self, config: LocateThenEditConfigT, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase

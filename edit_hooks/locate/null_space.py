@@ -30,6 +30,7 @@ from edit_hooks.utils.logs import get_logger
 log = get_logger(__name__)
 
 
+EIGENVECTOR_COPIES = 5  # float64 matrices at once: C, its eigenvectors, and workspace
 DEFAULT_ENERGY = 0.1  # share of trace(C) in the null space
 
 
@@ -245,7 +246,7 @@ def _eigh(matrix_FF: torch.Tensor, device: torch.device | None) -> tuple[torch.T
     """
     compute_device = torch.device("cpu")
     if device is not None and device.type == "cuda":
-        num_bytes = 5 * 8 * matrix_FF.numel()  # matrix, eigenvectors, and workspace
+        num_bytes = EIGENVECTOR_COPIES * 8 * matrix_FF.numel()
         compute_device = device if free_cuda_bytes(device) > num_bytes else compute_device
     values_F, vectors_FF = torch.linalg.eigh(matrix_FF.to(compute_device).double())
     return values_F.cpu(), vectors_FF.cpu()

@@ -32,6 +32,7 @@ from edit_hooks.modeling.architectures import architecture_of, decoder_of, input
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, stop_after
 from edit_hooks.modeling.identity import model_identity
 from edit_hooks.modeling.kv_cache import right_padded
+from edit_hooks.modeling.memory import free_bytes
 from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.modeling.tensors import write_tensors
 from edit_hooks.utils.errors import EditingError
@@ -212,11 +213,16 @@ def _make_moment(
 
 
 class _KeySums:
-    """Sums of k k^T over all tokens read so far, float64, by layer."""
+    """Sums of k k^T over all tokens read so far, float64, by layer.
+
+    On the device of the layer, or in main memory if the sums of all layers would take more than half of what is free:
+    five layers of Llama 3 70B take 31 GiB.
+    """
 
     def __init__(self, model: Any, layers: Sequence[int]) -> None:
         self.model, self.layers = model, layers
         self.sum_FF: dict[int, torch.Tensor] = {}
+        self._in_main: bool | None = None
         self.num_tokens = self.num_documents = 0
 
     def add(self, batch: Sequence[Sequence[int]]) -> None:
@@ -233,14 +239,22 @@ class _KeySums:
     def _reader(self, layer: int, is_token_RT: torch.Tensor) -> Callable[[torch.Tensor], None]:
         def read(hidden_RTF: torch.Tensor) -> None:
             keys_NF = hidden_RTF[is_token_RT.to(hidden_RTF.device)].double()
-            product_FF = keys_NF.T @ keys_NF
+            product_FF = (keys_NF.T @ keys_NF).to(self._place(keys_NF))
             self.sum_FF[layer] = self.sum_FF[layer].add_(product_FF) if layer in self.sum_FF else product_FF
 
         return read
 
+    def _place(self, keys_NF: torch.Tensor) -> torch.device:
+        """Where the sums are kept, chosen before the first one."""
+        if self._in_main is None:
+            num_bytes = len(self.layers) * 8 * keys_NF.shape[1] ** 2
+            free = free_bytes(keys_NF.device)
+            self._in_main = keys_NF.device.type != "cpu" and free is not None and num_bytes > free // 2
+        return torch.device("cpu") if self._in_main else keys_NF.device
+
     def means(self) -> dict[int, torch.Tensor]:
-        """C by layer, float64 on the CPU."""
-        return {layer: (sum_FF / self.num_tokens).cpu() for layer, sum_FF in self.sum_FF.items()}
+        """C by layer, float64 on the CPU; the sums are used up."""
+        return {layer: sum_FF.div_(self.num_tokens).cpu() for layer, sum_FF in self.sum_FF.items()}
 
 
 @torch.inference_mode(False)

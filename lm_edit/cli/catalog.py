@@ -7,17 +7,38 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.cli.command import DATA_HELP, Verb, say, table, yes_no
+from edit_hooks.utils.numbers import POSITIVE
+from lm_edit.cli.command import DATA_HELP, Verb, real, say, table, whole, yes_no
 
 if TYPE_CHECKING:
     from edit_hooks.base.describe import EditorSetting
 
 
+BITS = ("4", "8")
+
+
 def _add_editors_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="editor", help="show the settings of these editors")
+    parser.add_argument(
+        "names", nargs="*", metavar="editor", help="show the settings of these editors; with --pretrained, plan these"
+    )
+    parser.add_argument(
+        "--pretrained", help="print memory and time of one edit of this model: hub id or folder; nothing is loaded"
+    )
+    parser.add_argument("--revision", help="revision on the hub")
+    parser.add_argument("--dtype", help="precision of the weights; default: that of the checkpoint")
+    parser.add_argument("--bits", choices=BITS, help="plan the model quantized to that many bits by bitsandbytes")
+    parser.add_argument("--devices", type=whole(), default=1, help="spread the model over that many (default 1)")
+    parser.add_argument("--device-memory", type=real(POSITIVE), help="GiB of one device, for one that is not here")
+    parser.add_argument(
+        "--teraflops", type=real(POSITIVE), help="rate of its matrix products; without it, time is of this machine"
+    )
 
 
 def _run_editors(args: argparse.Namespace) -> int:
+    if args.pretrained is not None:
+        from lm_edit.cli.planning import print_plan
+
+        return print_plan(args)
     from edit_hooks.base.describe import EditorDescription, describe_editor, describe_editors, describe_settings
     from edit_hooks.base.registry import editor_class
     from edit_hooks.training.find import trainer_class

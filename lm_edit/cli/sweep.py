@@ -131,6 +131,7 @@ def dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int:
     from edit_hooks.utils.durations import spell_duration
     from lm_edit.sweeps.checking.checks import origin_of
     from lm_edit.sweeps.checking.estimate import Estimator
+    from lm_edit.sweeps.checking.memory import RunPlans
     from lm_edit.sweeps.execution.executors import defaults_of, on_cluster
     from lm_edit.sweeps.execution.runs import RESULTS
     from lm_edit.sweeps.execution.status import described_state
@@ -142,7 +143,7 @@ def dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int:
     states = {out / run.folder_name / RESULTS: described_state(out / run.folder_name, run.tasks) for run in grid.runs}
     damaged = {results for results, (state, _) in states.items() if state == "damaged"}
     finished = [str(path) for path in sorted(out.glob(f"*/{RESULTS}")) if path not in damaged]  # also of other plans
-    estimator = Estimator(args.estimate_from, finished)
+    estimator, plans = Estimator(args.estimate_from, finished), RunPlans()
     rows: list[tuple[str, ...]] = []
     notes: dict[str, None] = {}
     total, num_unknown = 0.0, 0
@@ -161,8 +162,12 @@ def dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int:
         if reason:
             notes[f"{state}: {run.name}: {reason}"] = None
         estimate = "unknown" if seconds is None else spell_duration(seconds)
-        rows.append((state, estimate, origin.tuning, run.name, ",".join(run.tasks)))
-    table(("state", "estimate", "settings", "run", "tasks"), rows)
+        if seconds is None and (per_edit := plans.seconds_per_edit(run)):
+            notes[f"by arithmetic: {run.model}, {run.editor}: {per_edit:.1f} s per edit alone, on this machine"] = None
+        memory = plans.device_bytes(run)
+        gib = "unknown" if memory is None else f"{memory / 2**30:.1f} GiB"
+        rows.append((state, estimate, gib, origin.tuning, run.name, ",".join(run.tasks)))
+    table(("state", "estimate", "memory", "settings", "run", "tasks"), rows)
     for named in dict.fromkeys(str(named) for run in grid.runs for named in run.named_files):
         say(f"part of the runs by its content: {named}")
     for left_out in grid.left_out:

@@ -186,8 +186,8 @@ def check_inputs(plan: Plan, runs: Sequence[Run]) -> None:
         if options.icl != "no":
             editors.append(options.context_editor)
         for name, settings in editors:
-            key = key_of([name, settings, _model_of(run)])
-            if key not in checked and (outline := _outline(*_model_of(run))) is not None:
+            key = key_of([name, settings, model_of(run)])
+            if key not in checked and (outline := _outline(*model_of(run))) is not None:
                 try:
                     load_editor(name, settings).check_settings(outline)
                 except EditingError as error:
@@ -195,7 +195,7 @@ def check_inputs(plan: Plan, runs: Sequence[Run]) -> None:
             checked.add(key)
 
 
-class _ModelChoice(NamedTuple):
+class ModelChoice(NamedTuple):
     """The arguments of :func:`_config`."""
 
     pretrained: str | None
@@ -204,9 +204,10 @@ class _ModelChoice(NamedTuple):
     shape: str | None
 
 
-def _model_of(run: Run) -> _ModelChoice:
+def model_of(run: Run) -> ModelChoice:
+    """The model of a run."""
     args = run.model_args
-    return _ModelChoice(args.get("pretrained"), args.get("revision"), bool(args.get("trust_remote_code")), run.shape)
+    return ModelChoice(args.get("pretrained"), args.get("revision"), bool(args.get("trust_remote_code")), run.shape)
 
 
 @functools.cache
@@ -245,12 +246,12 @@ def origin_of(plan: Plan, run: Run) -> TuningOrigin:
     if editor.writes == ("context",):
         return TuningOrigin("")
     try:
-        config = _config(*_model_of(run))
+        config = _config(*model_of(run))
     except (OSError, ValueError) as error:
         return TuningOrigin(
             "unknown", f"the configuration of {run.model_args['pretrained']} cannot be read ({first_line(error)})"
         )
-    if (outline := _outline(*_model_of(run))) is None:
+    if (outline := _outline(*model_of(run))) is None:
         return TuningOrigin("unknown", f"transformers has no causal model of type {config.model_type!r}")
     try:
         origin = editor.settings_origin(outline)
