@@ -37,24 +37,30 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("editor", "settings", "least"),
+    ("editor", "settings", "least", "most"),
     [
-        ("memit", {"layers": [0, 1], "second_moments": TEXTS, "context_templates": ["{}"]}, 0.8),
-        ("alphaedit", {"layers": [0, 1], "second_moments": TEXTS, "nullspace_energy": 0.5}, 0.5),
-        ("ft_m", {"layers": [0, 1], "num_steps": 3}, 0.8),
-        ("wise", {"layers": [1], "num_steps": 3, "context_templates": ["{}"]}, 0.6),
-        ("mend", {"layers": [0, 1], "artifact": "identity"}, 0.7),
+        ("memit", {"layers": [0, 1], "second_moments": TEXTS, "context_templates": ["{}"]}, 0.8, 1.2),
+        ("alphaedit", {"layers": [0, 1], "second_moments": TEXTS, "nullspace_energy": 0.5}, 0.5, 1.0),
+        ("ft_m", {"layers": [0, 1], "num_steps": 3}, 0.65, 0.95),
+        ("wise", {"layers": [1], "num_steps": 3, "context_templates": ["{}"]}, 0.6, 1.2),
+        ("mend", {"layers": [0, 1], "artifact": "identity"}, 0.7, 1.1),
     ],
 )
-def test_the_peak_of_an_edit_is_what_was_planned(editor: str, settings: dict[str, Any], least: float) -> None:
-    """Not more than planned, but for the ridge of a C from so few tokens; less where a size depends on the text."""
-    model, tokenizer = build_model("llama", **(LARGE if editor == "ft_m" else WIDE)), build_tokenizer(natural_tokenizer("llama"))
+def test_the_peak_of_an_edit_is_what_was_planned(
+    editor: str, settings: dict[str, Any], least: float, most: float
+) -> None:
+    """More than planned is the ridge of a C from so few tokens; less, where a size depends on the text.
+
+    The finished edit counts on the device and in main memory, which are the same here.
+    """
+    model = build_model("llama", **(LARGE if editor == "ft_m" else WIDE))
+    tokenizer = build_tokenizer(natural_tokenizer("llama"))
     made = load_editor(editor, settings)
     footprint = plan_editor(editor, made, outline_of(model.config, "float32")).footprint
     assert footprint is not None
     planned = footprint.device_bytes + footprint.main_bytes
     peak = peak_bytes(lambda: made.edit(model, tokenizer, EDIT_REQUESTS[:1], measure=False))
-    assert least * planned <= peak <= 1.2 * planned, (peak / planned, footprint)
+    assert least * planned <= peak <= most * planned, (peak / planned, footprint)
 
 
 @pytest.mark.parametrize("editor", EDITORS)
