@@ -22,6 +22,9 @@ from lm_eval_tasks.common.settings import Settings
 
 # The kinds of KnowEdit, by their names in its files.
 REASONING, LOGICAL, ALIASING = "Reasoning", "Logical_Generalization", "Subject_Aliasing"
+# Those of WikiBigEdit: the edit question in other words of one speaker, and a question one hop further.
+PERSONA, MULTI_HOP = "Persona", "Multi_Hop"
+KINDS = (REASONING, LOGICAL, ALIASING, PERSONA, MULTI_HOP)
 
 
 @dataclass(frozen=True)
@@ -88,14 +91,17 @@ def score_portability(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str,
     """
     overall = _mean_over_kinds(answers, "portability questions", measures.tf_match)
     return {"portability_match": overall} | {
-        f"portability_{kind.lower()}_match": _if_asked(answers, kind, measures.tf_match)
-        for kind in (REASONING, LOGICAL, ALIASING)
+        f"portability_{kind.lower()}_match": _if_asked(answers, kind, measures.tf_match) for kind in KINDS
     }
 
 
 def score_locality(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
-    """AGREE-TF over the kinds of unrelated questions that the case has."""
-    return {"neighborhood_agree_tf": _mean_over_kinds(answers, "unrelated questions", measures.agree_tf)}
+    """AGREE-TF over the kinds of unrelated questions that the case has, and TF-MATCH against their gold answers."""
+    noun = "unrelated questions"
+    return {
+        "neighborhood_agree_tf": _mean_over_kinds(answers, noun, measures.agree_tf),
+        "neighborhood_match": _mean_over_kinds(answers, noun, measures.tf_match),
+    }
 
 
 def _mean_over_kinds(answers: CaseAnswers, noun: str, measure: Callable[[Answer], float]) -> Measure:

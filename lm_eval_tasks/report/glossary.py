@@ -18,6 +18,8 @@ QUESTIONS: Mapping[str, str] = {
     "portability_reasoning": "consequences of the edit: one or more hops",
     "portability_logical_generalization": "consequences of the edit: the reversed relation and other logic",
     "portability_subject_aliasing": "consequences of the edit: the subject under another name",
+    "portability_persona": "the edit question in the words of a persona",
+    "portability_multi_hop": "consequences of the edit: a question one hop further",
     "reverse_qa": "the question back from the new object; RQS, RQM",
     "reverse_qa_answer_in_prompt": "the same after the reversed fact with its answer, a control",
     "reverse_locality": "reverse questions of the same relation about other objects; RLS",

@@ -50,8 +50,6 @@ HALLU = {
     "output_model": "Velm, is no town",
     "paraphrased_question": "Where is Velm?",
 }
-BIG = {"tag": "new", "subject": "Velm", "update": "Where is Velm?", "rephrase": "Velm is where?", "ans": "Norvania"}
-BIG |= {"loc": "Where is Tarsk?", "loc_ans": "Ostmark", "mhop": None}
 ULTRA = {
     "prompt": "Where is Velm?",
     "rephrase_prompt": "Velm is where?",
@@ -70,7 +68,6 @@ RECORDS_OF = {
     "RippleEdits": (RIPPLE, "up to the new object"),
     "HalluEditBench": (HALLU, "'target_new' (object)"),
     "ROME's known facts": (KNOWN, "lm-edit trace --edits FILE"),
-    "WikiBigEdit": (BIG, "'target_new' (ans)"),
     "UltraEditBench": (ULTRA, "'locality_prompt' (loc)"),
     "UnKEBench": (UNKE, "'rephrase_prompt' (para_question)"),
 }

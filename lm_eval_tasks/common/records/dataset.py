@@ -63,6 +63,7 @@ class Source:
         notes: fields of the layout that the tasks do not use; dotted paths.
         foreign_fields: fields that only records of a layout without a benchmark have -> that layout and what to do, for
             the error. Records of other benchmarks are recognized without it.
+        has_nan: whether its files may have NaN, which is no JSON; the parser then decides what it means.
     """
 
     title: str
@@ -74,6 +75,7 @@ class Source:
     sets: Mapping[str, PublishedFile] = field(default_factory=dict)
     notes: Sequence[str] = ()
     foreign_fields: Mapping[str, str] = field(default_factory=dict)
+    has_nan: bool = False
 
     @property
     def default_file(self) -> PublishedFile:
@@ -156,7 +158,7 @@ def read_raw(source: Source, settings: Settings) -> RawRecords:
     place = _locate(source, choose_data(settings), settings)
     for path in place.paths:
         refuse_other_formats(path)
-    rows = read_records(place, f"file of {source.title}")
+    rows = read_records(place, f"file of {source.title}", finite=not source.has_nan)
     return RawRecords(rows, place.paths, {**place.origin, "sha256": _digest(place.paths)})
 
 

@@ -56,14 +56,6 @@ FOREIGN = (
     ),
     KNOWN_FACTS,
     Foreign(
-        "WikiBigEdit",
-        ("update", "rephrase", "ans", "loc", "loc_ans"),
-        OWN_LAYOUT.format(
-            fields="'prompt' (update), 'subject', 'target_new' (ans), 'rephrase_prompt' (rephrase), 'locality_prompt' "
-            "(loc) and 'locality_ground_truth' (loc_ans)"
-        ),
-    ),
-    Foreign(
         "UltraEditBench",
         ("prompt", "rephrase_prompt", "ans", "loc", "loc_ans"),
         OWN_LAYOUT.format(

@@ -135,15 +135,18 @@ def _warn_unpinned(what: str, advice: str) -> None:
     logger.warning("%s can change: %s. The results record the SHA-256.", what, advice)
 
 
-def read_records(place: DataFiles, what: str) -> list[tuple[str, Any]]:
+def read_records(place: DataFiles, what: str, *, finite: bool = True) -> list[tuple[str, Any]]:
     """The records of all files, each after its location, as :func:`edit_hooks.utils.json_io.read_rows`.
+
+    Args:
+        finite: refuse NaN and infinite numbers.
 
     Raises:
         EditingError: for an unreadable file, and a record without the whole number that ``sort_by`` names.
     """
     rows: list[tuple[str, Any]] = []
     for path in place.paths:
-        rows += _read_parquet(path, what) if path.suffix == ".parquet" else read_rows(path, what)
+        rows += _read_parquet(path, what) if path.suffix == ".parquet" else read_rows(path, what, finite=finite)
     if place.sort_by:
         rows.sort(key=lambda row: _position(row[0], row[1], place.sort_by))
     return rows

@@ -42,7 +42,7 @@ def test_runs_of_one_stream_count_its_edits_once() -> None:
     runs = [run for run in check_plan(field()).runs if run.editor == "memit" and run.mode == "stream"]
     estimator = Estimator([])
     zsre, abilities = (next(run for run in runs if run.benchmark == name) for name in ("zsre", "abilities"))
-    (counterfact,) = (run for run in runs if run.benchmark == "counterfact")
+    counterfact = next(run for run in runs if run.benchmark == "counterfact")
     assert estimator.edits_of(zsre) == estimator.edits_of(abilities) != estimator.edits_of(counterfact)
     of_edits = (estimator.seconds(zsre) or 0.0) - (estimator.seconds(zsre, makes_edits=False) or 0.0)
     assert of_edits == pytest.approx(3000 * 0.6)
@@ -51,7 +51,7 @@ def test_runs_of_one_stream_count_its_edits_once() -> None:
 def test_the_plan_has_every_row_and_column_of_the_protocol() -> None:
     runs = check_plan(field()).runs
     tasks = {task for run in runs for task in run.tasks}
-    assert {"zsre_field", "counterfact_field", "general_ability"} <= tasks
+    assert {"zsre_field", "counterfact_field", "wikibigedit_field", "general_ability"} <= tasks
     assert {"unedited", "retrieval", "loc_ft", "alphaedit", "memit"} <= {run.editor for run in runs}
     assert all(run.model_args["num_edits"] == 3000 for run in runs if run.mode != "none")
 

@@ -1,0 +1,1 @@
+"""WikiBigEdit: facts of Wikidata that changed, month by month."""
