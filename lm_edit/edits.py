@@ -6,6 +6,7 @@ the store are loaded from it.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -15,12 +16,14 @@ from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.export import export_merged, export_peft
 from edit_hooks.deltas.saved import check_base, read_deltas, save_edits, saved_files, stream_folder
+from edit_hooks.deltas.truncation import adapter_name, editor_of, rank_of_edit, truncated
 from edit_hooks.edit_report import EditReport
+from edit_hooks.inference.edit_effects import EditEffects
 from edit_hooks.lm.editing.independent import FailedEdit
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.lm.options.edit_sources import load_edited_cases
 from edit_hooks.modeling.weights import has_quantized_weights
-from edit_hooks.request import RequestGroup, require_subjects
+from edit_hooks.request import EditRequest, RequestGroup, require_subjects
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.outputs import check_output_folder
 
@@ -50,12 +53,45 @@ class EditExport(NamedTuple):
         loadable: the same edit for ``load_edit``; ``None`` where there is none yet.
         is_low_rank: whether an adapter can hold it.
         wrecked: names of files whose edits wreck the model, as measured when they were made.
+        adapter: of an adapter: what a server needs to know.
     """
 
     folder: Path
     loadable: str | Path | None
     is_low_rank: bool = True
     wrecked: tuple[str, ...] = ()
+    adapter: AdapterFacts | None = None
+
+
+class AdapterFacts(NamedTuple):
+    """An exported adapter.
+
+    Attributes:
+        name: under which to serve it; that of its content.
+        rank: of all its maps.
+        truncation: ``None`` for the whole edit.
+    """
+
+    name: str
+    rank: int
+    truncation: Truncation | None = None
+
+
+class Truncation(NamedTuple):
+    """What a smaller rank has changed.
+
+    Attributes:
+        rank: before.
+        left_out: the largest share of an update's norm that was left out, over its maps.
+        target_nlls: mean over the edits' own targets, of the whole edit and of the truncated one, in nats per token;
+            ``None`` without a request.
+        first_token_kls: divergence on neutral prompts from the unedited model, of both.
+    """
+
+    rank: int
+    left_out: float
+    target_nlls: tuple[float, float] | None
+    first_token_kls: tuple[float, float]
 
 
 class SavedEdits(NamedTuple):
@@ -136,13 +172,18 @@ def make_edits(
 
 
 def export_edits(
-    paths: Sequence[str | Path], out: str | Path, file_format: str, model_options: Mapping[str, object]
+    paths: Sequence[str | Path],
+    out: str | Path,
+    file_format: str,
+    model_options: Mapping[str, object],
+    rank: int | None = None,
 ) -> EditExport:
     """Write the sum of saved edits as a LoRA adapter or as the checkpoint of the edited model.
 
     Args:
         paths: delta files, and folders of streams.
         file_format: ``peft`` (adapter) or ``merged`` (checkpoint).
+        rank: of an adapter, at most; what is left out is measured.
 
     Raises:
         EditingError: for an unknown format, edits of another model, steps of a stream out of order, and dense edits as
@@ -150,6 +191,8 @@ def export_edits(
     """
     if file_format not in FORMATS:
         raise EditingError(f"format {file_format!r} is unknown. Accepted: {', '.join(FORMATS)}.")
+    if rank is not None and file_format != "peft":
+        raise EditingError(f"--rank {rank} is for an adapter (--format peft); a checkpoint holds the whole edit.")
     out = check_output_folder(out)
     files = [file for path in paths for file in saved_files(path)]  # refused before a model is loaded
     lm = EditedHFLM(**model_options, mode="none")
@@ -161,12 +204,29 @@ def export_edits(
     check_base(delta, lm.model, lm.identity, "the edit")
     AppliedDeltas(lm.model).check(delta)
     if file_format == "peft":
+        truncation = None
+        if rank is not None and delta.is_low_rank and delta.factors and rank_of_edit(delta) > rank:
+            requests = [EditRequest.from_dict(one) for part in deltas for one in part.meta.get("requests", ())]
+            delta, truncation = _truncate(lm, delta, rank, requests)
         revision = None if (given := model_options.get("revision")) is None else str(given)
         folder = export_peft(delta, out, base_model=None if lm.is_demo else str(lm.pretrained), revision=revision)
-        return EditExport(folder, out, wrecked=wrecked)
+        name = adapter_name(editor_of(delta.meta), delta.checksum())
+        return EditExport(folder, out, wrecked=wrecked, adapter=AdapterFacts(name, rank_of_edit(delta), truncation))
     folder = export_merged(lm.model, lm.tokenizer, delta, out)
     loadable = paths[0] if len(paths) == 1 else stream_folder(paths)
     return EditExport(folder, loadable, delta.is_low_rank, wrecked)
+
+
+def _truncate(lm: EditedHFLM, delta: Delta, rank: int, requests: Sequence[EditRequest]) -> tuple[Delta, Truncation]:
+    """The edit with a smaller rank, and what that has changed: both are measured on their own targets and elsewhere."""
+    smaller, left_out = truncated(delta, rank)
+    effects = EditEffects(lm.model, lm.tokenizer)
+    means = None
+    if requests:
+        whole, cut = effects.target_nlls(requests, delta, smaller)
+        means = statistics.fmean(whole.values()), statistics.fmean(cut.values())
+    divergences = effects.divergence(delta), effects.divergence(smaller)
+    return smaller, Truncation(rank_of_edit(delta), max(left_out.values()), means, divergences)
 
 
 def _formats_of(delta: Delta, *, is_quantized: bool) -> tuple[str, ...]:

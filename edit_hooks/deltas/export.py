@@ -27,6 +27,7 @@ from edit_hooks.deltas.content import check_metadata
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.peft_rules import check_adapter_config, check_expressions, rank_of, scaling, target_names
 from edit_hooks.deltas.schema import Record, Tensor, mapping_of, of_file, require_shallow
+from edit_hooks.deltas.truncation import adapter_name, editor_of
 from edit_hooks.modeling.adapter_layers import has_adapter_layers
 from edit_hooks.modeling.architectures import head_of, is_transposed, unwrapped, weight_of
 from edit_hooks.modeling.tensors import read_tensors, write_tensors
@@ -256,7 +257,9 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _origin(delta: Delta) -> dict[str, Any]:
-    return {"meta": shared_meta(delta.meta), "checksum": delta.checksum()}
+    checksum = delta.checksum()
+    name = adapter_name(editor_of(delta.meta), checksum)
+    return {"meta": shared_meta(delta.meta), "checksum": checksum, "name": name}
 
 
 def shared_meta(meta: Mapping[str, Any]) -> dict[str, Any]:

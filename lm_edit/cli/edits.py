@@ -30,7 +30,9 @@ from lm_edit.cli.command import (
 )
 
 if TYPE_CHECKING:
-    from lm_edit.edits import SavedEdit, SavedEdits
+    from pathlib import Path
+
+    from lm_edit.edits import AdapterFacts, SavedEdit, SavedEdits
 
 MAX_SHOWN = 20  # requests in the table
 MAX_NAMES = 3  # files in a sentence
@@ -164,18 +166,24 @@ def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--format", required=True, choices=("peft", "merged"), help="LoRA adapter or full checkpoint")
     parser.add_argument("--out", required=True, help="new folder")
+    parser.add_argument(
+        "--rank", type=whole(), help="of an adapter, at most: the nearest update of that rank, with the error it makes"
+    )
 
 
 def _run_export(args: argparse.Namespace) -> int:
     from lm_edit.edits import export_edits
 
-    folder, loadable, is_low_rank, wrecked = export_edits(args.deltas, args.out, args.format, model_options(args))
+    export = export_edits(args.deltas, args.out, args.format, model_options(args), args.rank)
+    folder, loadable, is_low_rank, wrecked, adapter = export
     of_model, is_adapter = loading_options(args), args.format == "peft"
     demo = {} if args.pretrained else {"pretrained": "<folder of the demo model, see lm-edit demo>"}
     whole = {**demo, **of_model, "peft": folder} if is_adapter else {"pretrained": folder}
     say(f"written to {folder}")
     if wrecked:
         say(f"wrecked: {_wreck(wrecked)}, as measured when it was edited (first-token KL)")
+    if adapter is not None:
+        _print_adapter(adapter, folder, str(whole.get("pretrained", "")))
     if is_adapter and "peft" in of_model:
         say(f"stock models load one adapter: merge {of_model['peft']} into the model before loading this one")
     else:
@@ -186,6 +194,27 @@ def _run_export(args: argparse.Namespace) -> int:
     words = _model_words({**of_model, "load_edit": loadable or "<the edits as one adapter>"})
     say(f"editing tasks: lm_eval --model edited_hf --model_args {words} --tasks ...")
     return 0
+
+
+def _print_adapter(adapter: AdapterFacts, folder: Path, base: str) -> None:
+    """What a smaller rank has changed, and the command that serves the adapter."""
+    from edit_hooks.deltas.truncation import VLLM_DEFAULT, VLLM_RANKS, vllm_words
+
+    if (cut := adapter.truncation) is not None:
+        share = f"up to {cut.left_out:.1%} of an update's norm is left out"
+        say(f"truncated from rank {cut.rank} to {adapter.rank}: {share}")
+        columns = [("first-token KL of neutral prompts", cut.first_token_kls)]
+        if cut.target_nlls is not None:
+            columns.insert(0, ("NLL of the edits' targets", cut.target_nlls))
+        for what, (whole, smaller) in columns:
+            say(f"{what}: {whole:.3f} whole, {smaller:.3f} truncated")
+    say(vllm_words(adapter.rank))
+    if adapter.rank > VLLM_RANKS[-1]:
+        return
+    needed = next(allowed for allowed in VLLM_RANKS if allowed >= adapter.rank)
+    limit = f" --max-lora-rank {needed}" if needed > VLLM_DEFAULT else ""
+    module = shlex.quote(f"{adapter.name}={folder}")
+    say(f"serve: vllm serve {shlex.quote(base or '<base model>')} --enable-lora{limit} --lora-modules {module}")
 
 
 VERBS: dict[str, Verb] = {

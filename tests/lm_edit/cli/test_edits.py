@@ -379,3 +379,33 @@ def test_an_adapter_names_its_base_model_by_hub_id_only(tiny_model, tmp_path, ba
     export_peft(delta, tmp_path / "adapter", base_model=str(tmp_path) if base == "HERE" else base)
     config = json.loads((tmp_path / "adapter/adapter_config.json").read_text(encoding="utf-8"))
     assert config["base_model_name_or_path"] == recorded
+
+
+def test_an_adapter_of_smaller_rank_shows_its_error(model, edits, tmp_path, capsys):
+    """Four edits have rank 4 together; the error is on their own targets and on neutral prompts."""
+    settings, out = str(write_settings(tmp_path / "fast.yaml")), tmp_path / "edits"
+    command = ["edit", *model, "--editor", "r_rome", "--editor-args", settings, "--edits", edits, "--sequential"]
+    assert main([*command, "--store", "off", "--out", str(out)]) == 0
+    capsys.readouterr()
+    files = [str(path) for path in sorted(out.glob("*.safetensors"))]
+    whole, small = tmp_path / "whole", tmp_path / "small"
+    assert main(["export", *files, *model, "--format", "peft", "--out", str(whole)]) == 0
+    text = capsys.readouterr().out
+    origin = json.loads((whole / "edit_origin.json").read_text())
+    assert "truncated" not in text and "rank 4: within vLLM's default limit of 16" in text
+    assert f"--lora-modules {origin['name']}={whole}" in text and origin["name"].startswith("r_rome-")
+
+    assert main(["export", *files, *model, "--format", "peft", "--rank", "1", "--out", str(small)]) == 0
+    text = capsys.readouterr().out
+    assert json.loads((small / "adapter_config.json").read_text())["r"] == 1
+    assert "truncated from rank 4 to 1: up to " in text and "rank 1: within" in text
+    nlls, divergences = (
+        [float(word) for word in line.replace(",", "").split() if word[0].isdigit()]
+        for line in text.splitlines()
+        if " whole, " in line
+    )
+    assert nlls[0] < nlls[1] and divergences[0] != divergences[1]
+    assert origin["name"] != json.loads((small / "edit_origin.json").read_text())["name"]
+
+    assert main(["export", *files, *model, "--format", "merged", "--rank", "1", "--out", str(tmp_path / "no")]) == 2
+    assert "--rank 1 is for an adapter" in capsys.readouterr().err
