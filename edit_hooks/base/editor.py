@@ -194,7 +194,8 @@ class Editor(abc.ABC, Generic[ConfigT]):
             settings=self.overrides,
             layers=tuple(config.edited_layers),
             layers_from=self._layers_from(shipped.settings),
-            guesses=tuple(self.guesses(config)),
+            guesses=(*shipped.guesses, *self.guesses(config)),
+            by_rule=shipped.kin is not None,
             tune_editor=self.command_name,
         )
 

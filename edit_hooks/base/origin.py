@@ -33,6 +33,7 @@ class SettingsOrigin:
             seed and engine. settings_file: the file that holds them.
         layers: the edited blocks. layers_from: ``given``, ``shipped``, or ``by depth`` if no setting of user or file
             names them, so that they are a share of the depth.
+        by_rule: the shipped file is for another model.
         guesses: further settings that were not chosen for this model, as clauses.
         tune_editor: the editor as a command names it; ``None`` if none can import its class.
         tune_options: further options of ``lm-edit tune`` for the model and the facts of a run.
@@ -48,6 +49,7 @@ class SettingsOrigin:
     settings_file: str | None = None
     layers: tuple[int, ...]
     layers_from: LayersFrom
+    by_rule: bool = False
     guesses: tuple[str, ...] = ()
     tune_editor: str | None = None
     tune_options: tuple[str, ...] = LAST_FACTS
@@ -91,7 +93,8 @@ class SettingsOrigin:
             source = f"from {self.settings_file}" if self.settings_file else "as given"
             parts.append(f"{', '.join(self.given)} {source}")
         if self.shipped:
-            reason = "with its blocks by depth" if "shipped" in self.given else "which match the model's shape"
+            is_moved = self.by_rule or "shipped" in self.given
+            reason = "with its blocks by depth" if is_moved else "which match the model's shape"
             parts.append(f"settings of {' and '.join(self.shipped)}, {reason}")
         else:
             parts.append(f"no settings are shipped for this {self.model}, so the editor's defaults")

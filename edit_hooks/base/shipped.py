@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from edit_hooks.base.config import EditorConfig
+from edit_hooks.base.kin import kin_of
 from edit_hooks.modeling.architectures import num_layers, text_config
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
 from edit_hooks.utils.yaml_io import read_yaml
@@ -55,11 +56,18 @@ class ShippedSettings(NamedTuple):
 
     Attributes:
         training: settings of the editor's training.
+        kin: the model, if the file is for another one and was taken by a rule (:mod:`edit_hooks.base.kin`).
     """
 
     file: str | None
     settings: dict[str, Any]
     training: dict[str, Any]
+    kin: str | None = None
+
+    @property
+    def guesses(self) -> tuple[str, ...]:
+        """What was not chosen for the model, as clauses."""
+        return () if self.kin is None else (f"a rule gives {self.kin} these settings, which are untuned for it",)
 
     def under(self, overrides: Mapping[str, Any], config_class: type[ConfigT]) -> ConfigT:
         """The configuration with these settings and a user's over them.
@@ -94,7 +102,15 @@ def find_shipped(folders: Sequence[str], config: Any, name: str | None = None) -
                 return ShippedSettings(
                     f"{folder}/{stem}.yaml", dict(content["config"]), dict(content.get("training", {}))
                 )
-    return ShippedSettings(None, {}, {})
+    return _of_kin(folders, config) or ShippedSettings(None, {}, {})
+
+
+def _of_kin(folders: Sequence[str], config: Any) -> ShippedSettings | None:
+    """The settings of a listed model without a file of its own, moved from another one's."""
+    kin = kin_of(config)
+    names = {stem for folder in folders for stem, _ in shipped_files(folder)}
+    name = next((name for name in kin.like if name in names), None) if kin else None
+    return None if kin is None or name is None else find_shipped(folders, config, name)._replace(kin=kin.name)
 
 
 def find_file(folders: Sequence[str], name: str) -> tuple[str, dict[str, Any]]:

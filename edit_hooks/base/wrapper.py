@@ -73,14 +73,15 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
     def settings_origin(self, model: nn.Module) -> SettingsOrigin:
         """Return where the settings of both editors come from."""
         base = self.base.settings_origin(model)
-        own = find_shipped(self.config_folders, unwrapped(model).config, self.overrides.get("shipped")).file
+        own = find_shipped(self.config_folders, unwrapped(model).config, self.overrides.get("shipped"))
         names = [name for name in self.overrides if name not in ("seed", "engine", "base_settings")]
         return dataclasses.replace(
             base,
             editor=self.name,
             base=base.editor,
             tune_editor=self.command_name,
-            shipped=(own, *base.shipped) if own else base.shipped,
+            shipped=(own.file, *base.shipped) if own.file else base.shipped,
+            guesses=tuple(dict.fromkeys([*own.guesses, *base.guesses])),
             given=tuple(dict.fromkeys([*names, *base.given])),
             settings=self.overrides,
         )

@@ -54,6 +54,7 @@ from edit_hooks.lm.loading.hflm import LateLoadingHFLM
 from edit_hooks.lm.loading.recorded_options import absolute_places, recorded_model, recorded_options
 from edit_hooks.lm.loading.versions import installed_versions
 from edit_hooks.lm.new_session import RunParts, session_of
+from edit_hooks.lm.options.auto import AUTO, found_settings
 from edit_hooks.lm.options.edit_sources import read_plan
 from edit_hooks.lm.options.editing import FROM_PRETRAINED, EditingOptions, check_known_options, take_sets
 from edit_hooks.lm.options.loading import loading_words
@@ -107,6 +108,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         own = {name: kwargs.pop(name) for name in OWN_OPTIONS if name in kwargs}
         if kwargs.get("device") is None:  # the parent's default is a GPU, also where there is none
             kwargs["device"] = "cuda" if torch.cuda.is_available() else "cpu"
+        if own.get("editor_args") == AUTO:
+            own["editor_args"] = found_settings(pretrained, kwargs, own)
         self._settings_file = settings_file(own.get("editor_args"))
         self._loading_words = loading_words(kwargs)
         self.options = EditingOptions(**own)
