@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from lm_edit.figures.charts import SHARE, Chart, Lines, Series
 from lm_edit.figures.evk_align import is_aligned
 from lm_edit.figures.needs import DEFAULTS, Needs, Options
-from lm_edit.figures.paired import WITH, WITHOUT
 from lm_edit.figures.select import (
     caption,
     choice_between,
@@ -52,7 +51,7 @@ NEEDS = Needs(
 
 
 def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
-    """A panel per task; a line per editor over the number of edits: solid color by EVK-Align, marker by editor."""
+    """A panel per task; a line per editor over the number of edits: color by editor, marker and dash by EVK-Align."""
     metric = options.metric or METRIC
     chosen = require_rows(rows, NEEDS, [metric], tasks=list(TASKS))
     every = require_edited(chosen, NEEDS)
@@ -91,7 +90,7 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
 
 
 def _lines(rows: DataFrame, metric: str, editors: Sequence[str]) -> list[Series]:
-    """The lines of a task; ``editors`` are those of the figure, whose places give the markers."""
+    """The lines of a task; ``editors`` are those of the figure, whose places give the colors."""
     series = []
     for (editor, aligned), group in rows.groupby(["name", "aligned"]):
         line = group.sort_values("num_edits")
@@ -103,7 +102,7 @@ def _lines(rows: DataFrame, metric: str, editors: Sequence[str]) -> list[Series]
         name = f"{editor}{' + EVK-Align' if aligned else ''}"
         require_one_line(line, NEEDS, name)
         cells = run_cells(line, list(line["run"]), metric)
-        look = {"color": WITH if aligned else WITHOUT, "style": editors.index(str(editor))}
+        look = {"color": editors.index(str(editor)), "style": int(aligned)}
         series.append(series_of(name, cells, positions=list(line["num_edits"]), **look))
     return series
 

@@ -23,7 +23,9 @@ from lm_edit.figures.look import (
     edge_look,
     legend_names,
     marker_of,
+    matrix_step,
     number,
+    on_edge,
     shown,
 )
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 WIDTH, ROW = 480, 22  # pixels: of a panel, of a bar
 MAX_TICKS = 12  # of the columns of a heat map
+MAX_MATRIX = 680  # pixels that the rows of a matrix take at most
+CURVE_STEPS = 12  # straight pieces of a bent edge
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -119,7 +123,7 @@ def _panel_height(panel: Panel) -> int:
     if isinstance(panel, Waterfall):
         return 90 + 34 * len(panel.bars())
     if isinstance(panel, HeatMap):
-        return 130 + 34 * len(panel.rows)
+        return 130 + min(34 * len(panel.rows), MAX_MATRIX)
     return 620 if isinstance(panel, Network) else 340
 
 
@@ -336,7 +340,8 @@ def _draw_heat_map(figure: go.Figure, panel: HeatMap, cell: dict[str, int]) -> N
     )  # fmt: skip
     figure.add_trace(trace, **cell)
     figure.update_xaxes(title_text=_text(panel.column_label), **_category_axis(panel.columns, step), **cell)
-    figure.update_yaxes(title_text=_text(panel.row_label), autorange="reversed", **_category_axis(panel.rows), **cell)
+    named = _category_axis(panel.rows, matrix_step(len(panel.rows)))
+    figure.update_yaxes(title_text=_text(panel.row_label), autorange="reversed", **named, **cell)
 
 
 def _draw_network(figure: go.Figure, panel: Network, cell: dict[str, int], named: set[str]) -> None:
@@ -349,16 +354,18 @@ def _draw_network(figure: go.Figure, panel: Network, cell: dict[str, int], named
             continue
         look = edge_look(panel, kind)
         ends = [(places[edge.source], places[edge.target]) for edge in edges]
-        # A marker on the middle of each edge carries its text.
+        # A marker on each edge carries its text.
         line = {"color": look.color, "dash": look.dash[1], "width": look.width}
-        xs = [x for (x0, _), (x1, _) in ends for x in (x0, x1, None)]
-        ys = [y for (_, y0), (_, y1) in ends for y in (y0, y1, None)]
+        curves = [[on_edge(start, end, step / CURVE_STEPS) for step in range(CURVE_STEPS + 1)] for start, end in ends]
+        xs = [x for curve in curves for x in (*(x for x, _ in curve), None)]
+        ys = [y for curve in curves for y in (*(y for _, y in curve), None)]
+        middles = [on_edge(start, end, 2 / 3) for start, end in ends]
         figure.add_trace(
             go.Scatter(x=xs, y=ys, mode="lines", line=line, hoverinfo="skip", **_legend(title, named)), **cell
         )
         figure.add_trace(
             go.Scatter(
-                x=[(x0 + 2 * x1) / 3 for (x0, _), (x1, _) in ends], y=[(y0 + 2 * y1) / 3 for (_, y0), (_, y1) in ends],
+                x=[x for x, _ in middles], y=[y for _, y in middles],
                 mode="markers", hoverinfo="text", showlegend=False, legendgroup=title,
                 marker={
                     "size": 8, "color": look.color, "symbol": "arrow",

@@ -27,6 +27,8 @@ MARKERS = (
 )
 DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))
 ROLES = {"start": "#CFE6F5", "end": "#FBE3B5", "other": "#F4F4F4"}
+BEND = 0.08  # of the edges of a graph
+MAX_NAMED_ROWS = 20  # of a matrix
 MAX_TITLE = 200  # characters of titles and of names in the legend
 MAX_LABEL = 60  # characters of other texts
 
@@ -109,6 +111,21 @@ def dash_of(index: int) -> tuple[str, str]:
 def edge_look(panel: Network, kind: str) -> EdgeLook:
     """The look of a kind of edge."""
     return EDGE_LOOKS[list(panel.kinds).index(kind) % len(EDGE_LOOKS)]
+
+
+def on_edge(start: tuple[float, float], end: tuple[float, float], share: float) -> tuple[float, float]:
+    """The point of an edge of a graph at this share of its way.
+
+    Edges are bent, as quadratic Bezier curves, so that two of opposite directions part.
+    """
+    (x0, y0), (x1, y1) = start, end
+    bend = 2 * share * (1 - share) * BEND
+    return x0 + share * (x1 - x0) + bend * (y1 - y0), y0 + share * (y1 - y0) - bend * (x1 - x0)
+
+
+def matrix_step(num_rows: int) -> int:
+    """Of how many rows of a matrix one is named: all of a small one."""
+    return max(1, math.ceil(num_rows / MAX_NAMED_ROWS))
 
 
 def text_on(background: str) -> str:

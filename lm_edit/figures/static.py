@@ -12,6 +12,7 @@ from edit_hooks.utils.files import replacing
 from lm_edit.figures.charts import UNSCORED, Bars, Chart, HeatMap, Lines, Network, Panel, Points, Reference, Waterfall
 from lm_edit.figures.layout import DrawnPanel, Movable, TextPlace, fit, legend_columns
 from lm_edit.figures.look import (
+    BEND,
     DARK,
     FALL,
     GRAY,
@@ -25,7 +26,9 @@ from lm_edit.figures.look import (
     edge_look,
     legend_names,
     marker_of,
+    matrix_step,
     number,
+    on_edge,
     shown,
     text_on,
     theme,
@@ -46,7 +49,7 @@ COLUMN_SPACING, HANDLE_LENGTH = 1.2, 2.2  # of the legend, in units of its font 
 CATEGORY_LINE, CAPTION_LINE, TITLE_HEIGHT, HEADING_PAD = 0.125, 0.13, 0.17, 0.2  # inches
 BARS_WITH_NUMBERS = 60  # more bars than these have no number beside them
 NARROWEST_WITH_NUMBER = 0.07  # part of a stacked bar
-BEND = 0.08  # of the edges of a graph
+MAX_MATRIX = 5.0  # inches that the rows of a matrix take at most
 # Places of an edge's label, preferably nearer to its source, so that labels of opposite edges part.
 SHARES_OF_EDGE = (0.36, 0.44, 0.28, 0.52, 0.2, 0.6, 0.68, 0.76)
 # Offsets of a name from its point, in points.
@@ -158,7 +161,7 @@ def panel_height(panel: Panel) -> float:
     if isinstance(panel, Waterfall):
         return 0.75 + 0.26 * len(panel.bars())
     if isinstance(panel, HeatMap):
-        return 0.9 + 0.25 * len(panel.rows)
+        return 0.9 + min(0.25 * len(panel.rows), MAX_MATRIX)
     if isinstance(panel, Network):
         return 5.0
     return 2.4
@@ -358,7 +361,8 @@ def _draw_heat_map(axes: Axes, panel: HeatMap) -> None:
                 axes.text(column, row, text, ha="center", va="center", fontsize=6, color="white" if dark else "#222222")
     step = max(1, math.ceil(width / 12))
     axes.set_xticks(range(0, width, step), [shown(name) for name in panel.columns[::step]])
-    axes.set_yticks(range(len(panel.rows)), [shown(name) for name in panel.rows])
+    step = matrix_step(len(panel.rows))
+    axes.set_yticks(range(0, len(panel.rows), step), [shown(name) for name in panel.rows[::step]])
     axes.set_xlabel(shown(panel.column_label))
     axes.set_ylabel(shown(panel.row_label))
     # The aspect is the length of the bar by its width.
@@ -389,7 +393,7 @@ def _draw_network(axes: Axes, panel: Network) -> Texts:
             },
         )  # fmt: skip
         if edge.label:
-            along = [TextPlace(_on_edge(places[edge.source], places[edge.target], share)) for share in SHARES_OF_EDGE]
+            along = [TextPlace(on_edge(places[edge.source], places[edge.target], share)) for share in SHARES_OF_EDGE]
             text = axes.text(
                 *along[0].position, shown(edge.label, 28), fontsize=5.5, color=look.ink, zorder=3.5,
                 bbox={"boxstyle": "round,pad=0.1", "facecolor": theme().paper, "edgecolor": "none", "alpha": 0.85},
@@ -402,13 +406,6 @@ def _draw_network(axes: Axes, panel: Network) -> Texts:
     axes.set_ylim(-0.03, 1.03)
     axes.set_axis_off()
     return Texts(movable=labels, obstacles=names)
-
-
-def _on_edge(start: tuple[float, float], end: tuple[float, float], share: float) -> tuple[float, float]:
-    """The point of a bent edge, a quadratic Bezier curve, at this share of its way."""
-    (x0, y0), (x1, y1) = start, end
-    bend = 2 * share * (1 - share) * BEND
-    return x0 + share * (x1 - x0) + bend * (y1 - y0), y0 + share * (y1 - y0) - bend * (x1 - x0)
 
 
 def _add_heading(figure: Figure, title: str, names: Sequence[str], width: float) -> float:

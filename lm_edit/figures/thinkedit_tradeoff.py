@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lm_edit.figures.charts import Chart, Points, Series
@@ -24,7 +27,8 @@ if TYPE_CHECKING:
 
 NEEDS = Needs("thinkedit_tradeoff", f"the columns ifr and ckp of a KnowGIC task ({BY_METRIC})", COMMAND)
 
-MAX_NAMED, LONGEST_NAME = 12, 24  # more points, or longer names in characters, have a legend
+# More points, longer names in characters, or points nearer to each other in shares of both axes have a legend.
+MAX_NAMED, LONGEST_NAME, NEAREST = 12, 24, (0.12, 0.06)
 
 
 def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
@@ -48,12 +52,23 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
                 series=points,
                 position_label=value_label(group, ckp, "CKP"),
                 value_label=value_label(group, ifr, "IFR"),
-                named=len(looks) <= MAX_NAMED and max(map(len, looks)) <= LONGEST_NAME,
+                named=len(looks) <= MAX_NAMED and max(map(len, looks)) <= LONGEST_NAME and _are_apart(points),
             )
         )
     note = "The lower right corner is best: the fact is not deducible, and its surroundings are kept."
     title = "Indirect fact recovery against knowledge preservation"
     return Chart(name=NEEDS.figure, title=title, panels=panels, caption=caption(chosen, notes=[note, *notes]))
+
+
+def _are_apart(points: Sequence[Series]) -> bool:
+    """Whether a name beside each point covers no other one's."""
+    places = [(point.positions[0], point.values[0]) for point in points]
+    places = [place for place in places if not any(map(math.isnan, place))]
+    spans = [max(axis) - min(axis) or 1.0 for axis in zip(*places, strict=True)]
+    return not any(
+        all(abs(a - b) < least * span for a, b, least, span in zip(one, other, NEAREST, spans, strict=True))
+        for one, other in itertools.combinations(places, 2)
+    )
 
 
 def _point(label: str, rows: DataFrame, ifr: str, ckp: str, look: int | None) -> Series:

@@ -10,7 +10,7 @@ import pytest
 from result_rows import frame, row
 
 from lm_edit.figures import bake_answers, bake_logprob, thinkedit_ifr, thinkedit_tradeoff, wild_grid
-from lm_edit.figures.charts import Bars, Chart, Lines, Points, Reference, Series
+from lm_edit.figures.charts import Bars, Chart, HeatMap, Lines, Points, Reference, Series
 from lm_edit.figures.layout import legend_columns
 from lm_edit.figures.look import MARKERS, PALETTE, color_of, dash_of
 from lm_edit.figures.select import by_model, log_scale, run_looks, value_label
@@ -19,7 +19,7 @@ pytest.importorskip("matplotlib", reason="the report extra is not installed")
 from drawn import figure_of, texts
 from matplotlib import style
 
-from lm_edit.figures.static import SETTINGS
+from lm_edit.figures.static import SETTINGS, panel_height
 
 MODEL = "an-organization/A-Model-With-A-Long-Name-8B-Instruct"
 EDITORS = ["alphaedit", "ft_l", "memit", "rome", "wise"]
@@ -117,7 +117,29 @@ def test_an_editor_has_one_look_in_all_figures_of_the_same_files():
     }
     assert color_of(None) not in PALETTE
     assert (points.position_label, points.value_label) == ("CKP (higher is better)", "IFR (lower is better)")
-    assert points.named and texts(thinkedit_tradeoff.draw(frame(*rows)))[:2] == EDITORS[:2]
+
+
+def test_points_at_one_place_are_named_in_the_legend():
+    apart = [row(name, "knowgic", f"{metric}_sampled", 0.2 * place, higher_is_better=False)
+             for place, name in enumerate(EDITORS) for metric in ("ifr", "ckp")]  # fmt: skip
+    (points,) = thinkedit_tradeoff.draw(frame(*apart)).panels
+    assert points.named and texts(thinkedit_tradeoff.draw(frame(*apart)))[:2] == EDITORS[:2]
+    near = [one | {"value": 0.01 * one["value"]} if one["editor"] == EDITORS[0] else one for one in apart]
+    near += [one | {"editor": "other", "run": "other", "value": 0.01} for one in near[:2]]
+    assert not thinkedit_tradeoff.draw(frame(*near)).panels[0].named
+
+
+def test_a_matrix_of_a_long_stream_has_the_height_of_a_short_one():
+    def matrix(steps):
+        names = [str(step) for step in range(steps)]
+        return HeatMap(
+            title="", rows=names, columns=names, values=[[0.5] * steps] * steps, row_label="", column_label="",
+            value_label="", limits=(0, 1), annotated=False,
+        )  # fmt: skip
+
+    assert panel_height(matrix(200)) == panel_height(matrix(20)) < 6
+    axes = figure_of(Chart(name="c", title="t", panels=[matrix(200)])).axes[0]
+    assert len(axes.get_yticks()) == 20
 
 
 def test_runs_of_one_editor_have_looks_of_their_own():
