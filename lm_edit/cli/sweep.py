@@ -34,6 +34,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that say where and which runs of a plan are executed."""
     parser.add_argument("--workers", type=whole(), help="runs at a time (default 1, or one per GPU; of a cluster any)")
+    parser.add_argument(
+        "--keep-model", action="store_true", help="execute the runs of a worker in one process that keeps the model"
+    )
     parser.add_argument("--on", choices=("local", "slurm", "ray"), default="local", help="where runs are executed")
     parser.add_argument("--address", help="Ray cluster, as ray://head:10001 (default: one on this machine)")
     parser.add_argument(
@@ -203,7 +206,14 @@ def execute(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int:
     from lm_edit.sweeps.execution.status import UNSCORED, Progress
 
     executor = make_executor(
-        args.on, out, args.workers, plan.resources, grid.runs, address=args.address, slurm_cluster=args.slurm_cluster
+        args.on,
+        out,
+        args.workers,
+        plan.resources,
+        grid.runs,
+        address=args.address,
+        slurm_cluster=args.slurm_cluster,
+        keep_model=args.keep_model,
     )
     runs = {prepare(out, run): run for run in grid.runs}
     folders = {folder: run.name for folder, run in runs.items()}

@@ -48,6 +48,7 @@ ALLOWED = {
     "lm_edit/judged_results/replay.py": "a round trip in memory",
     "lm_edit/cli/main.py": "redirects standard output",
     "lm_edit/figures/evk_map.py": "vectors of lm-edit embed, without torch",
+    "lm_edit/sweeps/execution/kept_process.py": "logs of runs, and messages between its two processes",
     "lm_edit/sweeps/execution/runs.py": "logs and locks of runs",
     "lm_edit/stats.py": "headers of a cache; damage is logged and skipped",
     "lm_edit/imports/npz_file.py": "the reader of statistics of other projects; no array of objects",

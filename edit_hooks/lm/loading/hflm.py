@@ -188,8 +188,8 @@ class LateLoadingHFLM(HFLM):
     def _load(self, *args: Any, **kwargs: Any) -> None:
         """Load as the parent class does, and refuse incomplete checkpoints and adapters."""
         model_class = self.AUTO_MODEL_CLASS
-        self.AUTO_MODEL_CLASS = CompleteLoading(model_class)
         peft = kwargs.get("peft")
+        self.AUTO_MODEL_CLASS = CompleteLoading(model_class, may_be_kept=not peft and not kwargs.get("delta"))
         try:
             with _as_user_error(f"the weights of pretrained={self.pretrained} cannot be loaded"):
                 super()._create_model(*args, **{**kwargs, "peft": None})

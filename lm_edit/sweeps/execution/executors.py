@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from edit_hooks.utils.errors import EditingError
 from lm_edit.sweeps.execution.schedule import Executor
 from lm_edit.sweeps.planning.choices import Resources
 from lm_edit.sweeps.planning.grid import Run
@@ -27,6 +28,7 @@ def make_executor(
     *,
     address: str | None,
     slurm_cluster: str | None,
+    keep_model: bool = False,
 ) -> Executor:
     """Create an executor.
 
@@ -37,10 +39,14 @@ def make_executor(
         runs: that will be submitted.
         address: of a Ray cluster; by default one on this machine.
         slurm_cluster: executor of submitit; see :class:`lm_edit.sweeps.execution.slurm.SlurmExecutor`.
+        keep_model: see :class:`lm_edit.sweeps.execution.local.LocalExecutor`.
 
     Raises:
-        EditingError: for a library that is not installed, and for resources that are not there.
+        EditingError: for a library that is not installed, for resources that are not there, and for a kept model on a
+            cluster.
     """
+    if keep_model and name != "local":
+        raise EditingError(f"--keep-model is for runs on this machine, not --on {name}; nothing was run.")
     used = on_cluster(name, resources, runs, slurm_cluster)
     if name == "slurm":
         from lm_edit.sweeps.execution.slurm import SlurmExecutor
@@ -52,7 +58,7 @@ def make_executor(
         return RayExecutor(workers, used, address, gpus_if_any=resources.gpus is None)
     from lm_edit.sweeps.execution.local import LocalExecutor
 
-    return LocalExecutor(workers, resources)
+    return LocalExecutor(workers, resources, keep_model)
 
 
 def on_cluster(name: str, resources: Resources, runs: Iterable[Run], slurm_cluster: str | None = None) -> Resources:

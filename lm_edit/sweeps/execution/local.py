@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError
+from lm_edit.sweeps.execution.kept_process import KeptProcess
 from lm_edit.sweeps.execution.runs import RunOutcome, execute, thread_variables
 from lm_edit.sweeps.planning.choices import Resources
 
@@ -18,16 +19,17 @@ DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 class LocalExecutor:
-    """A pool of workers that share cores and GPUs; each executes one run at a time in a process of its own.
+    """A pool of workers that share cores and GPUs; each executes one run at a time in a process.
 
     Args:
         workers: by default one, or where there are GPUs as many as they suffice for.
+        keep_model: each worker executes its runs in one process, which keeps the last model.
 
     Raises:
         EditingError: for more GPUs per run than there are.
     """
 
-    def __init__(self, workers: int | None, resources: Resources) -> None:
+    def __init__(self, workers: int | None, resources: Resources, keep_model: bool = False) -> None:
         devices = visible_devices()
         per_run = resources.gpus if resources.gpus is not None else min(1, len(devices))
         if per_run > len(devices):
@@ -41,12 +43,14 @@ class LocalExecutor:
                 f"--workers {workers}, but {len(devices)} GPUs suffice for {enough_for} runs with {per_run} each."
             )
         self.slots: int | None = workers or enough_for
-        self._environments: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[tuple[dict[str, str], KeptProcess | None]] = queue.SimpleQueue()
+        self._kept: list[KeptProcess] = []
         threads = resources.cpus or max(1, num_cores() // (workers or enough_for))
         for number in range(workers or enough_for):
             own = [devices[(number * per_run + offset) % len(devices)] for offset in range(per_run)]
             chosen = {DEVICES: ",".join(own)} if devices else {}
-            self._environments.put({**thread_variables(threads), **chosen})
+            self._kept += [KeptProcess()] if keep_model else []
+            self._free.put(({**thread_variables(threads), **chosen}, self._kept[-1] if keep_model else None))
         self._stopped = threading.Event()
         self._pool = ThreadPoolExecutor(self.slots, thread_name_prefix="sweep")
 
@@ -54,11 +58,11 @@ class LocalExecutor:
         return self._pool.submit(self._execute, folder)
 
     def _execute(self, folder: Path) -> RunOutcome:
-        environment = self._environments.get()
+        environment, kept = self._free.get()
         try:
-            return execute(str(folder), environment, self._stopped.is_set)
+            return execute(str(folder), environment, self._stopped.is_set, kept.start if kept is not None else None)
         finally:
-            self._environments.put(environment)
+            self._free.put((environment, kept))
 
     def stop(self) -> None:
         self._stopped.set()
@@ -66,6 +70,8 @@ class LocalExecutor:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)
+        for process in self._kept:
+            process.close()
 
 
 def num_cores() -> int:

@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import remove_leftovers, set_aside, write_atomically
@@ -113,12 +113,28 @@ def failure_of(folder: Path) -> str:
     return ""
 
 
-def execute(folder: str, environment: Mapping[str, str], stopped: Callable[[], bool] = lambda: False) -> RunOutcome:
+class Running(Protocol):
+    """A process that executes a run and leads a process group; a :class:`subprocess.Popen`."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+def execute(
+    folder: str,
+    environment: Mapping[str, str],
+    stopped: Callable[[], bool] = lambda: False,
+    start: Callable[[list[str], Path, Mapping[str, str], int], Running] | None = None,
+) -> RunOutcome:
     """Execute the run of a folder, unless there are results or another process does.
 
     Args:
         environment: variables on top of those of this process.
         stopped: whether to end the run; polled while it runs.
+        start: starts a command with its log, variables and lock; by default :func:`start_process`.
     """
     place = Path(folder)
     with _locked(place) as lock:
@@ -134,9 +150,10 @@ def execute(folder: str, environment: Mapping[str, str], stopped: Callable[[], b
         (place / FAILED).unlink(missing_ok=True)
         remove_leftovers(place)
         (place / ATTEMPT).mkdir()
-        start = time.monotonic()
-        code = _run_command(place, command_of(settings, place / ATTEMPT), environment, lock, stopped)
-        seconds = time.monotonic() - start
+        began = time.monotonic()
+        process = (start or start_process)(command_of(settings, place / ATTEMPT), place / LOG, environment, lock)
+        code = _wait(process, stopped)
+        seconds = time.monotonic() - began
         if code is None:
             return RunOutcome("interrupted", seconds)
         reason = f"lm_eval ended with exit code {code}" if code else _finish(place, settings)
@@ -198,22 +215,27 @@ def _locked(folder: Path) -> Iterator[int | None]:
         os.close(lock)  # a process that inherited it keeps the lock
 
 
-def _run_command(
-    folder: Path, command: list[str], environment: Mapping[str, str], lock: int, stopped: Callable[[], bool]
-) -> int | None:
-    """Exit code of a command with its output in the log; ``None`` if it was stopped."""
-    with (folder / LOG).open("wb") as log:
-        process = subprocess.Popen(
+def start_process(command: list[str], log: Path, environment: Mapping[str, str], lock: int) -> subprocess.Popen[bytes]:
+    """Start a command in a process group of its own that inherits the lock.
+
+    Ctrl-C in a terminal reaches the sweep alone, which then ends its runs.
+    """
+    with log.open("wb") as output:
+        return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
             pass_fds=(lock,),
-            start_new_session=True,  # Ctrl-C in a terminal reaches the sweep alone, which then ends its runs
+            start_new_session=True,
         )
+
+
+def _wait(process: Running, stopped: Callable[[], bool]) -> int | None:
+    """Exit code of a process; ``None`` if it was stopped."""
     try:
-        while process.poll() is None:
+        while (code := process.poll()) is None:
             if stopped():
                 _end(process)
                 return None
@@ -221,10 +243,10 @@ def _run_command(
     except BaseException:
         _end(process)
         raise
-    return process.returncode
+    return code
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: Running) -> None:
     """End a process and its own children: interrupt, terminate, kill."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):

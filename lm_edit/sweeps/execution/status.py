@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from edit_hooks.utils.durations import spell_duration
-from lm_edit.sweeps.execution.runs import LOG, RESULTS, state_of
+from edit_hooks.utils.printable import printable
+from lm_edit.sweeps.execution.runs import LOG, RESULTS, log_tail, state_of
 from lm_edit.sweeps.execution.schedule import Event
 from lm_edit.sweeps.execution.scored import missing_scores
 from lm_edit.sweeps.planning.grid import Run
 
 UNSCORED = "done, no case scored"
+# As tqdm writes it; of edits the time left is our own, after further texts.
+PROGRESS_BAR = re.compile(
+    r"(?P<what>[^:|]+): +\d+%\|[^|]*\| (?P<done>\S+)/(?P<total>\S+) "
+    r"\[[\d:]+<(?P<left>[\d:]+|\?)(.*; (?P<ours>.*) left)?"
+)
 SUMMARY_SECONDS = 60.0  # between summaries while nothing else is printed
 
 
@@ -68,18 +75,34 @@ class Progress:
         """Numbers of runs by state, and those that run."""
         ended = [f"{number} {state}" for state, number in self.counts.items()]
         waiting = len(self.names) - sum(self.counts.values()) - len(self.started)
-        running = [
-            f"{self.names[folder]} ({spell_duration(time.monotonic() - at)})" for folder, at in self.started.items()
-        ]
+        running = [f"{self.names[folder]} ({self._stage(folder, since)})" for folder, since in self.started.items()]
         parts = [*ended, f"{waiting} waiting"] + ([f"running: {'; '.join(running)}"] if running else [])
         return ", ".join(parts)
 
+    @staticmethod
+    def _stage(folder: Path, since: float) -> str:
+        return ", ".join(filter(None, [spell_duration(time.monotonic() - since), stage_of(folder)]))
+
+
+def stage_of(folder: Path) -> str:
+    """What a run does by the last progress bar of its log, as ``Scoring under edits: 96 of 256, 20 s left``."""
+    for line in reversed(log_tail(folder)):
+        if bar := PROGRESS_BAR.search(line):
+            left = bar["ours"] or bar["left"]
+            rest = "" if left == "?" else f", {left} left"
+            return printable(f"{bar['what'].strip()}: {bar['done']} of {bar['total']}{rest}")
+    return ""
+
 
 def state_rows(runs: Sequence[Run], folders: Sequence[Path]) -> list[tuple[str, str, str]]:
-    """State, name and folder of every run, with the reason of failed and damaged ones and of those without a score."""
+    """State, name and folder of every run.
+
+    With the reason of failed and damaged ones and of those without a score, and with the stage of those that run.
+    """
     rows: list[tuple[str, str, str]] = []
     for run, folder in zip(runs, folders, strict=True):
         state, reason = described_state(folder, run.tasks)
+        reason = reason or (stage_of(folder) if state == "running" else "")
         rows.append((state, run.name, f"{folder.name}: {reason}" if reason else folder.name))
     return rows
 

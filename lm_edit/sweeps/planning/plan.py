@@ -162,11 +162,20 @@ class _Reader:
     def models(self, content: Any) -> tuple[Model, ...]:
         where: Where = ("models",)
         if isinstance(content, list):
-            content = {str(name): {"pretrained": name} for name in self.listed(content, where)}
+            for number, name in enumerate(self.listed(content, where)):
+                if not isinstance(name, str):
+                    raise self.file.error(
+                        (*where, number),
+                        "a list has hub ids or folders; a model with options is an entry of a mapping, as in "
+                        "'models: {small: {pretrained: gpt2, dtype: bfloat16}}'.",
+                    )
+            content = {name: {"pretrained": name} for name in content}
         models = []
         for name, args in self.mapping(content, where).items():
             own = dict(self.mapping(args, (*where, name)))
             shape = own.pop("shape", None)
+            if not isinstance(own.get("pretrained", ""), str):
+                raise self.file.error((*where, name, "pretrained"), "a hub id or a folder is needed.")
             self.check_args(own, (*where, name))
             models.append(Model(str(name), own, shape, (*where, name)))
         if not models:
