@@ -117,6 +117,18 @@ def count_odd(cases: Sequence[KnowEditCase]) -> dict[str, int]:
     } | {f"portability_{kind.lower()}": sum(kind in case.portability for case in cases) for kind in PORTABILITY}
 
 
+REPOSITORY, REVISION = "zjunlp/KnowEdit", "c3a6bccb5fc37a59dea3197ac36526d44606acd0"
+PARTS = {  # the other parts, as data=hub:<name>
+    "wiki_counterfact": "benchmark/wiki_counterfact/test_cf.json",
+    "wiki_recent": "benchmark/wiki_recent/recent_test.json",
+    "wikibio": "benchmark/WikiBio/wikibio-test-all.json",
+}
+
+
+def _part(path: str) -> HubFile:
+    return HubFile(repository=REPOSITORY, paths=(path,), revision=REVISION)
+
+
 KNOWEDIT = Benchmark(
     name="knowedit",
     source=Source(
@@ -130,9 +142,9 @@ KNOWEDIT = Benchmark(
         ),
         mini=Path(__file__).parent / "data" / "mini_zsre.jsonl",
         published=HubFile(
-            repository="zjunlp/KnowEdit",
+            repository=REPOSITORY,
             paths=("benchmark/ZsRE/ZsRE-test-all.json",),
-            revision="c3a6bccb5fc37a59dea3197ac36526d44606acd0",
+            revision=REVISION,
             sha256=("0e0214dda853a906ef02bef58c7ce2978af5a962e91fc4a10827e0125459905c",),
         ),
         # The file of February 2024, with three rows that the present one lacks.
@@ -142,7 +154,8 @@ KNOWEDIT = Benchmark(
                 commit="b8fb59b90d54e5e77095dc06f0b5e0da9a2d5340",
                 path="EasyEdit/data/knowedit/ZsRE/ZsRE-test-all.json",
                 sha256="701add2223886ada5f6b5c2aa18b69109a2e33928ef41adc69dde7b95b22b3ab",
-            )
+            ),
+            **{name: _part(path) for name, path in PARTS.items()},
         },
         notes=("provenance",),
     ),

@@ -25,13 +25,6 @@ from lm_eval_tasks.common.records.fields import Fields
 from lm_eval_tasks.common.records.foreign import FOREIGN
 from lm_eval_tasks.common.records.layouts import accepts
 
-QUERY = {"prompt": "The mother of Orsa Lind is", "answers": [{"value": "Ida Lind", "aliases": []}]}
-RIPPLE = {
-    "example_type": "recent",
-    "edit": {"prompt": "The home of Orsa Lind is Velm.", "subject_id": "Q1", "relation": "HOME", "target_id": "Q2"},
-    "Relation_Specificity": [{"test_queries": [QUERY], "test_condition": "OR", "condition_queries": []}],
-    "Logical_Generalization": [],
-}
 KNOWN = {
     "known_id": 3,
     "subject": "Velm",
@@ -65,7 +58,6 @@ UNKE = {
     "sub_question": ["a"],
 }
 RECORDS_OF = {
-    "RippleEdits": (RIPPLE, "up to the new object"),
     "HalluEditBench": (HALLU, "'target_new' (object)"),
     "ROME's known facts": (KNOWN, "lm-edit trace --edits FILE"),
     "UltraEditBench": (ULTRA, "'locality_prompt' (loc)"),

@@ -41,13 +41,6 @@ KNOWN_FACTS = Foreign(
 )
 FOREIGN = (
     Foreign(
-        "RippleEdits (popular.json, random.json, recent.json)",
-        ("example_type", "edit.prompt"),
-        OWN_LAYOUT.format(
-            fields="'prompt' (edit.prompt up to the new object), 'target_new' (the new object) and 'subject'"
-        ),
-    ),
-    Foreign(
         "HalluEditBench",
         ("topic", "subject", "relation", "object", "question"),
         OWN_LAYOUT.format(

@@ -160,3 +160,10 @@ def test_published_records_of_the_other_parts(name: str, without_true: int, with
     assert (source["records"], source["without_old_answer"]) == (40, without_true)
     assert (source["without_neighbors"], source["without_paraphrases"]) == (without_unrelated, 40)
     assert source["questions_without_answer"] == 0 and "unknown_fields" not in source
+
+
+@pytest.mark.parametrize("part", ["wiki_counterfact", "wiki_recent", "wikibio"])
+def test_the_other_parts_are_sets_of_one_commit(part: str) -> None:
+    file, zsre = KNOWEDIT.source.sets[part], KNOWEDIT.source.default_file
+    assert (file.repository, file.revision) == (zsre.repository, zsre.revision)
+    assert all(path.rpartition("/")[2] in KNOWEDIT.source.files for path in file.paths)

@@ -1,0 +1,1 @@
+"""RippleEdits: six kinds of consequences of an edit."""
