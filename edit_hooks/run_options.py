@@ -230,6 +230,15 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         "written to the weights, with their rounding)",
     ),
     RunOption(
+        name="server",
+        default=None,
+        changes="edits",
+        modes=("single", "none"),
+        is_text=True,
+        help="address of a vLLM server that answers in place of this process, with an adapter per edit, as "
+        "`http://localhost:8000/v1` ([serve edits](docs/guides/serve.md))",
+    ),
+    RunOption(
         name="edit_context",
         default="bare",
         changes="edits",

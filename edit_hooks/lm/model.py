@@ -45,6 +45,7 @@ from edit_hooks.lm.asking.contexts import ContextExamples, edit_context_of, with
 from edit_hooks.lm.asking.engine import Engine
 from edit_hooks.lm.asking.item_builder import ItemBuilder
 from edit_hooks.lm.asking.prompt_edits import PromptEdits
+from edit_hooks.lm.asking.served import ServedEngine
 from edit_hooks.lm.asking.stored_answers import AnswerStore, read_code
 from edit_hooks.lm.banner import about_edits_in, log_banner
 from edit_hooks.lm.editing.unusable import warn_of_unusable
@@ -130,7 +131,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             raise EditingError("edited_hf edits decoder-only models; this one is an encoder-decoder model.")
 
         # Questions and their answers.
-        self.engine = Engine(self, self.options)
+        server = self.options.server
+        self.engine = Engine(self, self.options) if server is None else ServedEngine(self, self.options, server)
         self.chats = Chats(super().apply_chat_template)
         self.items = ItemBuilder(self, self.chats, self.options.max_thought_tokens)
         self.items.check_special_tokens()

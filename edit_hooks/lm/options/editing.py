@@ -78,6 +78,7 @@ class EditingOptions:
     family: str | None = default_of("family")
     seed: int = default_of("seed")
     answer: str = default_of("answer")
+    server: str | None = default_of("server")
     engine: str = default_of("engine")
     store: str | None = default_of("store")
     max_batch_tokens: int | None = default_of("max_batch_tokens")
@@ -116,6 +117,16 @@ class EditingOptions:
         object.__setattr__(self, "editor_args", parse_editor_args(self.editor_args))
         self._check_icl()
         self._check_edit_context()
+        self._check_server()
+
+    def _check_server(self) -> None:
+        if self.server is None or not self.makes_edits:
+            return
+        if editor_class(self.editor).writes != ("weights",) or self.icl != "no":
+            raise EditingError(
+                f"server={self.server} answers with one adapter per edit, but editor={self.editor}"
+                f"{' with icl' * (self.icl != 'no')} changes more than weights; drop server= or name another editor."
+            )
 
     def _check_edit_context(self) -> None:
         _one_of("edit_context", self.edit_context, EDIT_CONTEXTS)
