@@ -31,6 +31,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rows printed in papers: for columns on the published data (default), for all columns, or none",
     )
     parser.add_argument("--resamples", type=whole(POSITIVE), help="of bootstrap and permutation tests (default 4999)")
+    parser.add_argument(
+        "--max-mb", type=whole(POSITIVE), default=25, help="size of the page; beyond it cases are left out (default 25)"
+    )
     parser.add_argument("--title", default="Knowledge editing leaderboard", help="heading of the page")
 
 
@@ -50,6 +53,7 @@ def _run(args: argparse.Namespace) -> int:
         published=args.published,
         resamples=args.resamples,
         title=args.title,
+        max_megabytes=args.max_mb,
         progress=True,
     )
     for name, text in site.files.items():

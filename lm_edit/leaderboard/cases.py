@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import math
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
@@ -57,43 +59,48 @@ class Cases:
             answered["asked"] = asked  # other prompts, as with the new fact in them
         self.answers.setdefault(document.run, {}).setdefault(document.task, {})[document.doc_id] = answered
 
-    def payload(self, budget: int) -> tuple[dict[str, Json], int]:
-        """The cases as JSON values of at most ``budget`` bytes.
+    def packed(self, budget: int) -> tuple[dict[str, Json], int]:
+        """The cases of each task as compressed text, of at most ``budget`` bytes together.
+
+        A text is JSON (questions by document; answers by run and document), compressed by gzip and in base64: the page
+        unpacks a task when its cases are looked at.
 
         Returns:
-            The values, and k: of every task, the first of every k cases is kept, with k the smallest that fits; the
-            same cases for all runs. 0 if none fits.
+            Task -> text, and k: of every task, the first of every k cases is kept; the same cases for all runs. 1: all
+            of them. 0: none fits, and there are no texts.
         """
-        sizes = {
-            (task, doc): _size(asked) for task, documents in self.questions.items() for doc, asked in documents.items()
-        }
-        for tasks in self.answers.values():
-            for task, documents in tasks.items():
-                for doc, answered in documents.items():
-                    sizes[task, doc] += _size(answered)
-        positions = {
-            (task, doc): number
-            for task, documents in self.questions.items()
-            for number, doc in enumerate(sorted(documents))
-        }
-        most = max(positions.values(), default=0) + 1
-        for step in range(1, most + 1):
-            kept = {case for case, position in positions.items() if position % step == 0}
-            if sum(sizes[case] for case in kept) <= budget:
-                return self._values(kept), step
-        return self._values(set()), 0
+        step, texts = 1, self._packed(1)
+        if self._size_of(texts) > budget:
+            most = max(map(len, self.questions.values()), default=0)
+            step = self._size_of(texts) // max(budget, 1) + 1
+            while step <= most and self._size_of(texts := self._packed(step)) > budget:
+                step += 1
+            if step > most:
+                return {}, 0
+        return texts, step
 
-    def _values(self, kept: set[tuple[str, int]]) -> dict[str, Json]:
-        def of(task: str, documents: Mapping[int, dict[str, Json]]) -> Json:
-            return {str(doc): documents[doc] for doc in sorted(documents) if (task, doc) in kept}
+    def _packed(self, step: int) -> dict[str, Json]:
+        return {task: _pack(self.of_task(task, step)) for task in sorted(self.questions)}
 
-        return {
-            "questions": {task: of(task, self.questions[task]) for task in sorted(self.questions)},
-            "answers": {
-                run: {task: of(task, tasks[task]) for task in sorted(tasks)}
-                for run, tasks in sorted(self.answers.items())
-            },
+    @staticmethod
+    def _size_of(texts: Mapping[str, Json]) -> int:
+        return len(to_json(dict(texts)))
+
+    def of_task(self, task: str, step: int = 1) -> dict[str, Json]:
+        """The questions of a task and the answers of each run, of the first of every ``step`` documents."""
+        kept = sorted(self.questions[task])[::step]
+        answers: dict[str, Json] = {
+            run: {str(doc): tasks[task][doc] for doc in kept if doc in tasks[task]}
+            for run, tasks in sorted(self.answers.items())
+            if task in tasks
         }
+        return {"questions": {str(doc): self.questions[task][doc] for doc in kept}, "answers": answers}
+
+
+def _pack(value: Json) -> str:
+    """Compressed JSON in base64; equal values give equal texts."""
+    text = json_text(value, compact=True, sort_keys=True, allow_nan=False)
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def collect_cases(documents: Iterable[CaseDocument]) -> Cases:
@@ -102,11 +109,6 @@ def collect_cases(documents: Iterable[CaseDocument]) -> Cases:
     for document in sorted(documents, key=lambda document: (document.run, document.task, document.doc_id)):
         cases.add(document)
     return cases
-
-
-def _size(value: Json) -> int:
-    """Bytes in the page, with a comma and the name of the document."""
-    return len(to_json(value).encode()) + 12
 
 
 def to_json(value: Json) -> str:

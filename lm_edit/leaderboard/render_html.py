@@ -4,7 +4,7 @@ Everything that comes from results is in a block of JSON, from which the script 
 is ever parsed as HTML. The page's content security policy allows this one script and this one style sheet, by hash.
 
 The script is our own, without a library: the tables need sorting, hiding of columns and sections with a common header,
-which takes less code than the configuration of a table library; plotly alone would be most of the size limit.
+which takes less code than the configuration of a table library. Cases are compressed, and unpacked by the browser.
 """
 
 from __future__ import annotations
@@ -24,26 +24,28 @@ from lm_edit.leaderboard.published import PublishedRow
 from lm_edit.leaderboard.render_text import GENERATOR, describe_column
 from lm_edit.leaderboard.significance import Comparison, Ranking
 
-MAX_BYTES = 5_000_000
+MAX_MEGABYTES = 25  # of the page
 # Room for the sentence about cases that are left out.
 NOTE_BYTES = 1000
 # Parts of the script; the last one starts the page.
-SCRIPTS = ("basics.js", "tables.js", "ranks.js", "viewer.js", "page.js")
+SCRIPTS = ("basics.js", "tables.js", "ranks.js", "cases.js", "viewer.js", "page.js")
 
 
-def render_html(board: Board, published: Sequence[PublishedRow], cases: Cases, title: str) -> tuple[str, str]:
+def render_html(
+    board: Board, published: Sequence[PublishedRow], cases: Cases, title: str, max_bytes: int = MAX_MEGABYTES * 10**6
+) -> tuple[str, str]:
     """The page, and a sentence about cases that it leaves out; empty if it has all.
 
-    The size limit is kept by leaving out cases; numbers are never left out.
+    Cases are compressed. A size limit is kept by leaving out cases; numbers are never left out.
     """
-    frame = _fill(title, _board(board, published, title), {"questions": {}, "answers": {}})
-    values, step = cases.payload(MAX_BYTES - len(frame.encode()) - NOTE_BYTES)
-    note = "" if step == 1 else _thinned(step)
+    frame = _fill(title, _board(board, published, title), {})
+    values, step = cases.packed(max_bytes - len(frame.encode()) - NOTE_BYTES)
+    note = "" if step == 1 else _thinned(step, max_bytes)
     return _fill(title, {**_board(board, published, title), "thinned": note}, values), note
 
 
-def _thinned(step: int) -> str:
-    limit = f"{MAX_BYTES // 1_000_000} MB"
+def _thinned(step: int, max_bytes: int) -> str:
+    limit = f"{max_bytes / 10**6:g} MB (--max-mb)"
     if step == 0:
         return f"The page shows no single cases: with them it would exceed {limit}. The sample files have them all."
     return f"The page shows the first of every {step} cases of each task, to stay below {limit}; numbers are over all."

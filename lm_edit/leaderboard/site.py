@@ -13,7 +13,7 @@ from edit_hooks.utils.files import blocks_of
 from lm_edit.leaderboard.cases import collect_cases
 from lm_edit.leaderboard.columns import describe_case_sets, find_columns
 from lm_edit.leaderboard.published import columns_named, published_rows
-from lm_edit.leaderboard.render_html import render_html
+from lm_edit.leaderboard.render_html import MAX_MEGABYTES, render_html
 from lm_edit.leaderboard.render_text import CSV_HEADER, GENERATOR, render_csv, render_latex, render_markdown
 from lm_edit.leaderboard.table import build_board, refuse_two_files
 from lm_edit.results.documents import load_cases_and_documents
@@ -63,6 +63,7 @@ def make_site(
     published: str = "matching",
     resamples: int | None = None,
     title: str = "Knowledge editing leaderboard",
+    max_megabytes: int = MAX_MEGABYTES,
     progress: bool = False,
 ) -> Site:
     """Read results and compute the page, the Markdown, the CSV and the LaTeX file.
@@ -74,6 +75,7 @@ def make_site(
         published: see :func:`lm_edit.leaderboard.published.published_rows`.
         resamples: of bootstrap and permutation tests.
         title: heading of the page.
+        max_megabytes: of the page; beyond it, cases are left out.
         progress: show a bar on a terminal.
 
     Raises:
@@ -86,7 +88,7 @@ def make_site(
     board = build_board(results, cases, resamples=resamples or RESAMPLES, first=first)
     printed = published_rows(board.columns, published)
     shown = published_rows(board.default_columns, published)
-    page, note = render_html(board, printed, collect_cases(documents), title)
+    page, note = render_html(board, printed, collect_cases(documents), title, max_megabytes * 10**6)
     files = {
         "index.html": page,
         "leaderboard.md": f"<!-- {GENERATOR} -->\n\n{render_markdown(board, board.default_columns, shown)}",

@@ -15,7 +15,7 @@ pytest.importorskip("playwright.sync_api", reason="needs playwright")
 
 import pandas as pd
 from board_frames import document, frames
-from chromium import Visits, chromium, needs_chromium
+from chromium import Visits, chromium, needs_chromium, open_viewer
 
 from lm_edit.leaderboard.cases import collect_cases
 from lm_edit.leaderboard.published import published_rows
@@ -92,7 +92,7 @@ def test_an_edit_is_compared_with_the_unedited_model_of_its_own_precision(browse
     page = browser.new_context().new_page()
     page.set_default_timeout(8000)
     page.goto(f"file://{page_of_two_precisions}")
-    page.locator("#tables button.cell", has_text="0.500").first.click()
+    open_viewer(page, page.locator("#tables button.cell", has_text="0.500").first)
     options = page.locator("#viewa option").all_inner_texts()
     assert len(set(options)) == 4 and any("bfloat16" in text for text in options)
     for precision, other in (("float32", "bfloat16"), ("bfloat16", "float32")):
@@ -156,7 +156,7 @@ def test_cells_have_interval_coverage_marks_and_reasons(visit):
 
 def test_cases_of_two_editors_side_by_side(visit):
     page = visit("#columns=bake_es+efficacy_prob")
-    page.locator("#tables tbody tr", has_text="rome").first.locator("td button").first.click()
+    open_viewer(page, page.locator("#tables tbody tr", has_text="rome").first.locator("td button").first)
     viewer = page.locator("#viewer")
     assert viewer.is_visible()
     text = viewer.inner_text()
@@ -178,6 +178,7 @@ def test_cases_of_two_editors_side_by_side(visit):
 
     # The address holds all of it: another visit shows the same.
     again = visit(page.evaluate("location.hash"))
+    again.locator("#viewer[open]").wait_for()
     assert again.locator("#viewertitle").inner_text() == page.locator("#viewertitle").inner_text()
     assert "Where is tower 1?" in again.locator(".question").first.inner_text()
     again.keyboard.press("Escape")
@@ -197,14 +198,15 @@ def test_links_restore_the_table(visit):
     assert again.locator("#find").input_value() == "e"
     # A link with other names shows what exists.
     broken = visit("#columns=nothing&sort=-nothing&task=nothing&doc=7&a=nobody")
-    assert broken.locator("#viewer").is_visible()
+    broken.locator("#viewer[open]").wait_for()
+    assert "does not have: task nothing, case 7, editor nobody" in broken.locator("#stale").inner_text()
 
 
 def test_keyboard_alone_opens_and_closes_a_case(visit):
     page = visit("#columns=bake_es+efficacy_prob")
     page.locator("#tables tbody td button").nth(1).focus()
     page.keyboard.press("Enter")
-    assert page.locator("#viewer").is_visible()
+    page.locator("#viewer[open]").wait_for()
     page.keyboard.press("Escape")
     assert not page.locator("#viewer").is_visible()
 
@@ -228,8 +230,7 @@ def test_a_phone_scrolls_tables_and_not_the_page(visit):
     box = page.locator("#chooser .panel").bounding_box()
     assert box["x"] >= 0 and box["x"] + box["width"] <= 375
     page.keyboard.press("Escape")
-    page.click("#compare")
-    viewer = page.locator("#viewer")
+    viewer = open_viewer(page, page.locator("#compare"))
     assert viewer.bounding_box()["width"] == 375
     assert page.evaluate("document.querySelector('#viewer').scrollWidth") <= 375
 

@@ -54,3 +54,11 @@ class Visits:
         for page in self.pages:
             page.context.close()
         assert self.problems == []
+
+
+def open_viewer(page: Any, control: Any) -> Any:
+    """Click what opens the viewer of cases, which are unpacked first; return the viewer."""
+    control.click()
+    viewer = page.locator("#viewer[open]")
+    viewer.wait_for()
+    return viewer

@@ -1,7 +1,8 @@
 // Data, state and address of the page, and elements made of texts.
 // All texts of results become text nodes (el, textContent): nothing is parsed as HTML.
 const board = JSON.parse(document.getElementById("board").textContent);
-const cases = JSON.parse(document.getElementById("cases").textContent);
+const packed = JSON.parse(document.getElementById("cases").textContent); // compressed, by task
+const cases = { questions: {}, answers: {} }; // of the tasks that were looked at
 const byId = (id) => document.getElementById(id);
 const names = board.columns.map((column) => column.name);
 const defaults = board.columns.flatMap((column, number) => (column.shown ? [number] : []));
@@ -9,6 +10,8 @@ const defaults = board.columns.flatMap((column, number) => (column.shown ? [numb
 const bySeed = (row) => row.seeds.map(([seed, runs]) => ({ ...row, ...(row.seeds.length > 1 ? { label: `${row.label}, seed ${seed}`, seed } : {}), runs }));
 const rows = [...new Map(board.sections.flatMap((section) => section.rows.flatMap(bySeed)).map((row) => [row.runs[0], row])).values()];
 const PRINTED = "printed";
+// Of the viewer: task, case, two editors, their scores, filter, text, order, and the further column of the table.
+const VIEW = ["task", "doc", "a", "b", "score", "second", "filter", "text", "order", "more"];
 let state = fresh();
 
 function fresh() {
@@ -103,7 +106,7 @@ function readAddress() {
     if (state.sort === -1) state.sort = null;
   }
   if (address.has("task")) {
-    state.view = { task: address.get("task"), doc: address.get("doc") || "", a: address.get("a") || "", b: address.get("b") || "" };
+    state.view = Object.fromEntries(VIEW.map((name) => [name, address.get(name) || ""]));
   }
 }
 

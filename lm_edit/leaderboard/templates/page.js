@@ -78,7 +78,7 @@ byId("defaults").addEventListener("click", () => choose(defaults));
 byId("none").addEventListener("click", () => choose([]));
 byId("compare").addEventListener("click", () => {
   const editors = rows.filter((row) => !row.reference);
-  show({ task: Object.keys(cases.questions)[0] || board.columns[0].task, doc: "", a: (editors[0] || rows[0]).runs[0], b: editors[1] ? editors[1].runs[0] : "" });
+  show({ task: Object.keys(packed)[0] || board.columns[0].task, doc: "", a: (editors[0] || rows[0]).runs[0], b: editors[1] ? editors[1].runs[0] : "" });
 });
 byId("close").addEventListener("click", () => byId("viewer").close());
 byId("viewer").addEventListener("close", () => { state.view = null; writeAddress(); });
@@ -89,6 +89,13 @@ byId("link").addEventListener("click", async () => {
 });
 document.addEventListener("click", (event) => { if (!byId("chooser").contains(event.target)) byId("chooser").open = false; });
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") byId("chooser").open = false; });
+document.addEventListener("keydown", (event) => {
+  if (!byId("viewer").open || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (["INPUT", "SELECT", "TEXTAREA"].includes(event.target.tagName)) return;
+  if (event.key === "/" && byId("viewtext")) { event.preventDefault(); byId("viewtext").focus(); }
+  const button = byId({ j: "next", ArrowRight: "next", k: "before", ArrowLeft: "before" }[event.key] || "");
+  if (button && !button.disabled) button.click();
+});
 window.addEventListener("hashchange", start);
 applyTheme("");
 start();

@@ -16,11 +16,20 @@ const nameOf = (row) => {
   return `${row.label} (${model}${row.reference ? "unedited" : row.regime})`;
 };
 
-function show(view) {
-  state.view = view;
-  drawViewer();
+async function show(view) {
+  state.view = { ...Object.fromEntries(VIEW.map((name) => [name, ""])), ...view };
+  if (!packed[state.view.task] && !board.columns.some((column) => column.task === state.view.task)) state.view.task = Object.keys(packed)[0] || "";
+  await unpack(state.view.task);
+  drawViewer(view);
   if (!byId("viewer").open) byId("viewer").showModal();
   writeAddress();
+}
+
+// What a link names and this page does not have, as after the results have changed.
+function staleParts(asked, ids) {
+  const exists = { task: packed[asked.task] || board.columns.some((column) => column.task === asked.task), doc: ids.includes(asked.doc), a: rowById(asked.a), b: rowById(asked.b) };
+  const words = { task: "task", doc: "case", a: "editor", b: "editor" };
+  return Object.keys(words).filter((name) => asked[name] && !exists[name]).map((name) => `${words[name]} ${asked[name]}`);
 }
 
 function select(label, options, value, change, id) {
@@ -28,33 +37,48 @@ function select(label, options, value, change, id) {
     options.map(([key, text]) => el("option", { value: key, selected: key === value }, text))));
 }
 
-function drawViewer() {
+function drawViewer(asked = {}) {
   const view = state.view;
-  const tasks = Object.keys(cases.questions);
-  if (!tasks.includes(view.task) && tasks.length && !board.columns.some((column) => column.task === view.task)) view.task = tasks[0];
+  const tasks = Object.keys(packed);
   const first = rowById(view.a) || rows.find((row) => !row.reference) || rows[0];
   const second = rowById(view.b);
-  const documents = cases.questions[view.task] || {};
-  const ids = Object.keys(documents);
-  if (!ids.includes(view.doc)) view.doc = ids[0] || "";
+  const all = Object.keys(cases.questions[view.task] || {});
+  const stale = staleParts(asked, all);
   [view.a, view.b] = [first.runs[0], second ? second.runs[0] : ""];
   byId("viewertitle").textContent = `${nameOf(first)}${second ? ` and ${nameOf(second)}` : ""}: ${view.task}`;
   const change = (name) => (value) => show({ ...view, [name]: value });
+  const choose = (changes) => show({ ...view, ...changes });
   const editors = rows.map((row) => [row.runs[0], nameOf(row)]);
+  const comparison = comparisonOf(view, first, second);
+  const ids = shownCases(view, comparison).map((one) => one.id);
+  if (!all.includes(view.doc) || (view.filter && !ids.includes(view.doc))) view.doc = ids[0] || all[0] || "";
   const position = ids.indexOf(view.doc);
-  const step = (by) => el("button", { type: "button", id: by < 0 ? "before" : "next", disabled: !ids[position + by], onclick: () => show({ ...view, doc: ids[position + by] }) }, by < 0 ? "Previous" : "Next");
-  const labels = ids.map((id) => {
-    const edit = documents[id].edits[0];
-    return [id, `${documents[id].case}${edit ? `: ${edit.subject || ""} → ${edit.target_new || ""}`.slice(0, 60) : ""}`];
-  });
+  const step = (by) => el("button", { type: "button", id: by < 0 ? "before" : "next", disabled: !ids[position + by], onclick: () => choose({ doc: ids[position + by] }) }, by < 0 ? "Previous" : "Next");
+  const scores = comparison.keys.map((key) => [key, plainScore(key)]);
+  const list = el("div", { id: "caselist" }, caseTable(view, comparison, choose));
+  const find = el("input", { type: "search", id: "viewtext", placeholder: "text of case or answer ( / )", "aria-label": "text of case or answer", autocomplete: "off", oninput: (event) => {
+    view.text = event.target.value;
+    list.replaceChildren(...caseTable(view, comparison, choose));
+    writeAddress();
+  } });
+  find.value = view.text;
   redraw(byId("viewerbody"), [
+    stale.length ? el("p", { class: "note", id: "stale" }, `The link names what this page does not have: ${stale.join(", ")}. The results have changed since.`) : "",
     el("div", { class: "pick" },
       select("Task", (tasks.includes(view.task) ? tasks : [view.task, ...tasks]).map((task) => [task, task]), view.task, change("task"), "viewtask"),
       select("Editor", editors, view.a, change("a"), "viewa"),
       select("beside", [["", "nothing"], ...editors.filter(([run]) => run !== view.a)], view.b, change("b"), "viewb")),
     numbers(view.task, [first, second].filter(Boolean)),
-    ...(ids.length ? [el("div", { class: "pick" }, select("Case", labels, view.doc, change("doc"), "viewdoc"), step(-1), step(1)), caseOf(view, first, second)]
-      : [el("p", { class: "note" }, withoutCases(view.task))])], "viewdoc");
+    ...(all.length ? [
+      el("div", { class: "pick" },
+        select("Score", scores, comparison.chosen[0], change("score"), "viewscore"),
+        select("against", [["", "the same"], ...scores.filter(([key]) => key !== comparison.chosen[0])], comparison.chosen[1] === comparison.chosen[0] ? "" : comparison.chosen[1], change("second"), "viewsecond"),
+        select("Show", Object.entries(FILTERS).map(([key, [text]]) => [key, text]), view.filter, change("filter"), "viewfilter"),
+        select("with", [["", "no fact of the edit"], ...comparison.facts.map((name) => [name, name.replaceAll("_", " ")])], view.more, change("more"), "viewmore"), find),
+      comparison.isOne ? "" : summaryOf(comparison), list,
+      el("div", { class: "pick" }, step(-1), step(1), el("span", { class: "note" }, `case ${position + 1} of ${ids.length}; keys j and k`)),
+      caseOf(view, first, second)]
+      : [el("p", { class: "note" }, withoutCases(view.task))])].filter((part) => part !== ""), "before");
 }
 
 function withoutCases(task) {

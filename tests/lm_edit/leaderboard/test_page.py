@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import re
@@ -16,7 +17,7 @@ pytest.importorskip("scikit_posthocs", reason="the statistics are in the extra l
 from board_frames import document, frames
 
 from lm_edit.leaderboard.cases import MAX_TEXT, collect_cases, to_json
-from lm_edit.leaderboard.render_html import MAX_BYTES, render_html
+from lm_edit.leaderboard.render_html import render_html
 from lm_edit.leaderboard.table import build_board
 
 HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)> \u2028 &amp; '\" ${x}"
@@ -33,14 +34,18 @@ def block(page: str, name: str) -> Any:
     return json.loads(re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', page, re.DOTALL)[1])
 
 
+def cases_of(page: str, task: str) -> Any:
+    """The questions and answers of a task in a page."""
+    return json.loads(gzip.decompress(base64.b64decode(block(page, "cases")[task])))
+
+
 def test_answers_are_data_and_come_back_unchanged(made_up):
     board, documents = made_up
     page, note = render_html(board, [], collect_cases(documents), HOSTILE)
     assert note == "" and page.count("<script") == 3 and page.count("</script>") == 3
     assert "<img" not in page and "<!--" not in page
-    saved = block(page, "cases")
-    run = documents[0].run
-    assert saved["answers"][run]["bake_es"]["0"]["answers"][0]["@"]["text"] == HOSTILE
+    saved, run = cases_of(page, "bake_es"), documents[0].run
+    assert saved["answers"][run]["0"]["answers"][0]["@"]["text"] == HOSTILE
     assert block(page, "board")["title"] == HOSTILE
 
 
@@ -66,33 +71,26 @@ def test_equal_inputs_give_equal_bytes(made_up):
 
 
 def test_cases_are_thinned_by_the_stated_rule(made_up):
-    """8 equal cases of size s in two runs; a budget of 3 s keeps every third: 0, 3, 6."""
-    _, documents = made_up
-    cases = collect_cases(documents)
-    whole, step = cases.payload(10**9)
-    assert step == 1 and len(whole["questions"]["bake_es"]) == 8
-    size = len(to_json(whole).encode()) / 8
-    values, step = cases.payload(int(3.3 * size))
-    assert step == 3
-    for documents_of_run in (values["questions"], *values["answers"].values()):
-        assert list(documents_of_run["bake_es"]) == ["0", "3", "6"]
-    assert cases.payload(10) == (
-        {"questions": {"bake_es": {}}, "answers": {run: {"bake_es": {}} for run in values["answers"]}},
-        0,
-    )
+    """The same cases of all runs, as many as fit, and none in silence."""
+    cases = collect_cases(made_up[1])
+    whole, step = cases.packed(10**9)
+    assert step == 1 and whole == cases.packed(len(to_json(whole)))[0]
+    assert len(cases.of_task("bake_es")["questions"]) == 8
+    third = cases.of_task("bake_es", 3)
+    assert [list(one) for one in (third["questions"], *third["answers"].values())] == [["0", "3", "6"]] * 3
+    texts, step = cases.packed(len(to_json(whole)) - 1)
+    assert step > 1 and len(to_json(texts)) < len(to_json(whole)) and texts == cases._packed(step)
+    assert cases.packed(10) == ({}, 0)
 
 
-def test_the_page_stays_below_its_limit(made_up, monkeypatch):
+def test_the_page_stays_below_its_limit(made_up):
     board, documents = made_up
     full, _ = render_html(board, [], collect_cases(documents), "t")
-    limit = len(full.encode()) - 1000
-    monkeypatch.setattr("lm_edit.leaderboard.render_html.MAX_BYTES", limit)
-    page, note = render_html(board, [], collect_cases(documents), "t")
-    assert len(page.encode()) <= limit < MAX_BYTES
-    assert (
-        note.startswith("The page shows the first of every 2 cases of each task")
-        and note in block(page, "board")["thinned"]
-    )
+    assert cases_of(full, "bake_es")["questions"].keys() == {str(number) for number in range(8)}
+    limit = len(full.encode())
+    page, note = render_html(board, [], collect_cases(documents), "t", limit)
+    assert len(page.encode()) <= limit and note in block(page, "board")["thinned"]
+    assert note.startswith("The page shows") and "(--max-mb)" in note
 
 
 def test_long_texts_are_cut_with_a_note():

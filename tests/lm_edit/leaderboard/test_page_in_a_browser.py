@@ -18,9 +18,10 @@ pytest.importorskip("playwright.sync_api", reason="needs playwright")
 
 import pandas as pd
 from board_frames import document, frames
-from chromium import Visits, chromium, needs_chromium
+from chromium import Visits, chromium, needs_chromium, open_viewer
 from playwright.sync_api import expect
 
+import lm_edit
 from lm_edit import CaseDocument, SavedQuestion, SavedResponse
 from lm_edit.leaderboard.cases import collect_cases
 from lm_edit.leaderboard.render_html import render_html
@@ -85,15 +86,15 @@ def test_a_control_that_redraws_keeps_the_focus(visit):
 def test_the_viewer_keeps_the_focus(visit):
     parts = two_regimes()
     page = visit(*parts, documents=documents_of(*parts))
-    page.locator("#tables button.cell").first.click()
+    open_viewer(page, page.locator("#tables button.cell").first)
     page.focus("#next")
     page.keyboard.press("Enter")
     assert focused(page) == "next" and "doc=1" in page.evaluate("location.hash")
     page.keyboard.press("Enter")  # to the last case, where there is no next one
-    assert focused(page) == "viewdoc" and "doc=2" in page.evaluate("location.hash")
-    for select, value in (("viewdoc", "0"), ("viewb", {"index": 1})):
+    assert focused(page) == "before" and "doc=2" in page.evaluate("location.hash")
+    for select, value in (("viewscore", {"index": 0}), ("viewb", {"index": 1})):
         page.focus(f"#{select}")
-        page.select_option(f"#{select}", **(value if isinstance(value, dict) else {"value": value}))
+        page.select_option(f"#{select}", **value)
         assert focused(page) == select
 
 
@@ -120,7 +121,7 @@ def pair(row: dict[str, Any], kind: str, tokens: Sequence[int | None]) -> CaseDo
 def test_the_bold_answer_is_the_one_that_the_score_prefers(visit, kind, tokens, bold, criterion):
     results, cases = frames({"rome": {ES: [1.0]}})
     page = visit((results, cases), documents=[pair(results.to_dict("records")[0], kind, tokens)])
-    page.locator("#tables button.cell").first.click()
+    open_viewer(page, page.locator("#tables button.cell").first)
     assert page.locator(".prefers").all_inner_texts()[0].strip().startswith(bold)
     assert f"Bold: highest log-probability {criterion}." in page.locator(".question").inner_text()
 
@@ -130,7 +131,7 @@ def test_a_seed_has_its_own_number_beside_the_mean(visit):
     first = frames({"rome": {ES: [1.0] * 4}})
     second = frames({"rome": {ES: [0.0, 0.0, 0.0, 1.0], "bake_gs/paraphrase_prob": [1.0, 0.0]}}, seed=1)
     page = visit(first, second, documents=documents_of(first, second, number=2))
-    page.locator("#tables button.cell").first.click()
+    open_viewer(page, page.locator("#tables button.cell").first)
     for index, own in ((0, "1.000"), (1, "0.250")):
         page.select_option("#viewa", index=index)
         page.click("#viewscores")
@@ -149,7 +150,7 @@ def test_subjects_are_no_patterns_of_a_replacement(visit):
     case = document(results.to_dict("records")[0], 0, "")
     edit = {"prompt": "{} sings", "subject": "A$$AP $& Rocky", "target_new": "x"}
     page = visit((results, cases), documents=[dataclasses.replace(case, edits=[edit])])
-    page.locator("#tables button.cell").first.click()
+    open_viewer(page, page.locator("#tables button.cell").first)
     assert "Edit: A$$AP $& Rocky sings" in page.locator("#viewerbody").inner_text()
 
 
@@ -210,3 +211,88 @@ def test_a_large_page_is_drawn_when_typing_pauses(visit):
     page = visit(*two_regimes(), edit=enlarge)
     assert page.evaluate(typed) == 4
     expect(page.locator("#tables tbody tr")).to_have_count(2)
+
+
+# --- cases as a table ------------------------------------------------------------------------------------------------
+
+ROME, MEMIT = [1, 1, 1, 1, 0, 0, None, 1], [0, 0, 0, 1, 0, 1, 1, 0]
+KINDS = ["city", "work"]
+
+
+def compared(visit: Callable[..., Any], fragment: str = "") -> Any:
+    """Eight cases of two editors: rome better on 4, memit on 1, equal on 2, one without a score."""
+    parts = frames({name: {ES: [math.nan if value is None else float(value) for value in values]}
+                    for name, values in (("rome", ROME), ("memit", MEMIT))})  # fmt: skip
+    scores = {"rome": ROME, "memit": MEMIT}
+    documents = [
+        dataclasses.replace(
+            document(row, case, f" {row['editor']} says {case}", value=scores[row["editor"]][case]),
+            category=KINDS[case % 2], report={"final_loss": 0.1 * case},
+        )
+        for row in parts[0].to_dict("records") for case in range(8)
+    ]  # fmt: skip
+    page = visit(parts, documents=documents, fragment=fragment)
+    if not fragment:
+        open_viewer(page, page.locator("#compare"))
+        page.select_option("#viewa", label="rome")
+        page.select_option("#viewb", label="memit")
+    return page
+
+
+def listed(page: Any) -> list[str]:
+    return [text.split(":")[0] for text in page.locator(".caselist tbody th").all_inner_texts()]
+
+
+def test_wins_and_losses_of_two_editors_with_their_test(visit):
+    scipy_stats = pytest.importorskip("scipy.stats")
+    page = compared(visit)
+    assert page.locator("#viewsummary").inner_text() == (
+        "Of 7 cases with both scores: rome better on 4, memit better on 1, equal on 2; exact sign test, p = 0.375."
+    )
+    for wins, losses in ((4, 1), (0, 0), (12, 3), (400, 310), (700, 1)):
+        expected = scipy_stats.binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
+        # The page's script is one closed block: its function is read from the shipped file.
+        source = (Path(lm_edit.__file__).parent / "leaderboard/templates/cases.js").read_text(encoding="utf-8")
+        (function,) = re.findall(r"^function signTest.*?^}", source, flags=re.M | re.S)
+        assert page.evaluate(f"({function})({wins}, {losses})") == pytest.approx(expected, rel=1e-9)
+    rows = page.locator(".kinds tbody tr").all_inner_texts()
+    assert [row.split("\t")[:6] for row in rows] == [
+        ["city", "3", "0.667", "0.000", "2", "0"],
+        ["work", "4", "0.750", "0.500", "2", "1"],
+    ]
+
+
+def test_cases_are_filtered_found_and_sorted(visit):
+    page = compared(visit)
+    for name, cases in (("first", "0127"), ("second", "5"), ("equal", "34"), ("unscored", "6"), ("", "01234567")):
+        page.select_option("#viewfilter", value=name)
+        assert listed(page) == list(cases)
+    page.fill("#viewtext", "memit says 5")
+    assert listed(page) == ["5"] and page.locator("#viewcount").inner_text() == "1 of 8 cases"
+    page.fill("#viewtext", "")
+    page.select_option("#viewmore", label="final loss")
+    page.click("#order-more")
+    assert listed(page) == list("76543210")
+    page.click("#order-left")
+    assert listed(page) == list("01237456"), "without a score last"
+    assert page.locator('.caselist th[aria-sort="descending"]').count() == 1
+
+
+def test_keys_move_through_the_listed_cases_and_links_hold(visit):
+    page = compared(visit)
+    page.select_option("#viewfilter", value="first")
+    page.locator("#viewertitle").click()
+    seen = []
+    for key in ("j", "ArrowRight", "j", "j", "k"):
+        page.keyboard.press(key)
+        seen.append(page.locator(".question pre.prompt").first.inner_text().split("?")[0][-1])
+    assert "".join(seen) == "12772"
+    page.keyboard.press("/")
+    page.keyboard.type("says 1")
+    address = page.evaluate("location.hash")
+    again = compared(visit, fragment=address)
+    again.locator("#viewer[open]").wait_for()
+    assert listed(again) == listed(page) == ["1"] and again.locator("#stale").count() == 0
+    gone = compared(visit, fragment=re.sub("doc=[0-9]+", "doc=77", address))
+    gone.locator("#viewer[open]").wait_for()
+    assert "does not have: case 77" in gone.locator("#stale").inner_text()
