@@ -14,28 +14,28 @@ from typing import TYPE_CHECKING
 from edit_hooks.utils.public_names import lazy_names
 
 if TYPE_CHECKING:
+    from edit_hooks.base.artifacts.trained_artifact import ArtifactKind
     from edit_hooks.base.config import EditorConfig, config_field
     from edit_hooks.base.editor import Editor
     from edit_hooks.base.job import EditJob
     from edit_hooks.base.registry import EDITORS, load_editor
-    from edit_hooks.base.trained_artifact import ArtifactKind
     from edit_hooks.deltas.apply import edited
     from edit_hooks.deltas.delta import Delta, Factor
     from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_width, target_module
     from edit_hooks.deltas.row_adapters import PerRowAdapters
     from edit_hooks.modeling.architectures import architecture_of, input_device, map_shape
-    from edit_hooks.modeling.base_model import compare_models
+    from edit_hooks.modeling.fingerprint.base_model import compare_models
+    from edit_hooks.modeling.fingerprint.identity import model_identity
     from edit_hooks.modeling.hooks import Registration, frozen, hooks
-    from edit_hooks.modeling.identity import model_identity
     from edit_hooks.modeling.tokens import split_continuation
     from edit_hooks.request import EditRequest
     from edit_hooks.utils.errors import EditingError
-    from edit_hooks.utils.numbers import POSITIVE
+    from edit_hooks.utils.settings.numbers import POSITIVE
 
 _HOMES = {
     "EDITORS": "base.registry",
-    "POSITIVE": "utils.numbers",
-    "ArtifactKind": "base.trained_artifact",
+    "POSITIVE": "utils.settings.numbers",
+    "ArtifactKind": "base.artifacts.trained_artifact",
     "Delta": "deltas.delta",
     "EditJob": "base.job",
     "EditRequest": "request",
@@ -49,7 +49,7 @@ _HOMES = {
     "Registration": "modeling.hooks",
     "architecture_of": "modeling.architectures",
     "check_width": "deltas.hook_edit",
-    "compare_models": "modeling.base_model",
+    "compare_models": "modeling.fingerprint.base_model",
     "config_field": "base.config",
     "edited": "deltas.apply",
     "frozen": "modeling.hooks",
@@ -57,7 +57,7 @@ _HOMES = {
     "input_device": "modeling.architectures",
     "load_editor": "base.registry",
     "map_shape": "modeling.architectures",
-    "model_identity": "modeling.identity",
+    "model_identity": "modeling.fingerprint.identity",
     "split_continuation": "modeling.tokens",
     "target_module": "deltas.hook_edit",
 }

@@ -18,8 +18,8 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 
 from edit_hooks.edit_report import EditReport
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.numbers import plain_numbers
-from edit_hooks.utils.readable import readable
+from edit_hooks.utils.settings.numbers import plain_numbers
+from edit_hooks.utils.text.readable import readable
 
 FORMAT = "lm-eval-editing/answer/1"
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
-from edit_hooks.utils.numbers import POSITIVE, POSITIVE_SHARE, SEED, require_number, require_whole
+from edit_hooks.utils.settings.numbers import POSITIVE, POSITIVE_SHARE, SEED, require_number, require_whole
 
 # The model that is asked a question: the edited one, the unedited one, or both.
 AskedModel = Literal["edited", "unedited", "both"]

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edit_hooks.utils.numbers import numbers_again
-from edit_hooks.utils.readable import readable
+from edit_hooks.utils.settings.numbers import numbers_again
+from edit_hooks.utils.text.readable import readable
 
 # Names in reports and of columns, and the bound of the verdict. It was measured on two models, see the README of
 # general_ability.

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from jinja2 import TemplateError
 
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
-from edit_hooks.utils.scripts import separator_between
+from edit_hooks.utils.text.scripts import separator_between
 
 SPACE = " "
 AUTO = "auto"  # the separator that follows the scripts of the texts

@@ -22,9 +22,9 @@ from edit_hooks.prompt_context import (
     statement,
 )
 from edit_hooks.utils.errors import EditingError, UnusableRequestError, unknown_keys_error
-from edit_hooks.utils.readable import readable
-from edit_hooks.utils.scripts import mention_of
-from edit_hooks.utils.slots import ESCAPE_HINT, SLOT, fill_slots, split_slots, split_template
+from edit_hooks.utils.text.readable import readable
+from edit_hooks.utils.text.scripts import mention_of
+from edit_hooks.utils.text.slots import ESCAPE_HINT, SLOT, fill_slots, split_slots, split_template
 
 _CONTENT = ("prompt", "target_new", "target_true")  # fields whose line breaks and indentation count
 
@@ -36,7 +36,7 @@ class EditRequest:
 
     Args:
         prompt: text that should be continued by ``target_new``; either a template with exactly one ``{}`` for the
-            subject, or a plain text. Literal braces are written ``{{}}`` in both (:mod:`edit_hooks.utils.slots`).
+            subject, or a plain text. Literal braces are written ``{{}}`` in both (:mod:`edit_hooks.utils.text.slots`).
             Spaces at the edges are dropped, line breaks and indentation are kept (:mod:`edit_hooks.prompt_context`).
         target_new: the answer wanted after the edit; white space as in ``prompt``.
         subject: the words whose representation is located; must occur in the prompt. ``None`` if the benchmark marks

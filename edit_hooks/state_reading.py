@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
-from edit_hooks.utils.numbers import NON_NEGATIVE, require_number, require_whole
+from edit_hooks.utils.settings.numbers import NON_NEGATIVE, require_number, require_whole
 
 # The tokens whose input embeddings are perturbed.
 Drift = Literal["subject", "relation", "all"]

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.printable import printable
-from edit_hooks.utils.readable import readable
+from edit_hooks.utils.text.readable import readable
 
 CORRECT = "correct"
 INCORRECT = "incorrect"

@@ -7,8 +7,8 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from edit_hooks.utils.files import sha256_of
-from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.storage.files import sha256_of
+from edit_hooks.utils.storage.hashing import key_of
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 CONFIG = "config.json"

@@ -14,7 +14,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from edit_hooks.utils.scripts import is_latin, writes_spaces
+from edit_hooks.utils.text.scripts import is_latin, writes_spaces
 from judges.squad import ARTICLES, PUNCTUATION, squad_normalize
 
 SHORT = 3  # letters; a name of at most this length occurs inside unrelated words

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
-from edit_hooks.utils.files import read_text, user_path
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.yaml_io import parse_yaml
+from edit_hooks.utils.storage.files import read_text, user_path
+from edit_hooks.utils.storage.yaml_io import parse_yaml
 from judges import published_wording
 from judges.base import LABELS, Item
 

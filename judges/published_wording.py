@@ -9,8 +9,8 @@ Source: the released code of Yang et al., The Mirage of Model Editing: Revisitin
 from __future__ import annotations
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import read_text
-from edit_hooks.utils.pinned_file import PinnedFile
+from edit_hooks.utils.storage.files import read_text
+from edit_hooks.utils.storage.pinned_file import PinnedFile
 
 NAME = "published_wording"
 

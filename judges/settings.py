@@ -15,10 +15,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
-from edit_hooks.utils.files import user_path
-from edit_hooks.utils.json_io import parse_json
-from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, SHARE, require_number, require_numbers, require_whole
-from edit_hooks.utils.yaml_io import read_yaml
+from edit_hooks.utils.settings.numbers import (
+    NON_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    require_number,
+    require_numbers,
+    require_whole,
+)
+from edit_hooks.utils.storage.files import user_path
+from edit_hooks.utils.storage.json_io import parse_json
+from edit_hooks.utils.storage.yaml_io import read_yaml
 from judges.checkpoint import commit_of, folder_digest, folder_of
 from judges.keys import refuse_keys
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from edit_hooks.assets.minilm import PACKAGE as MINILM_PACKAGE
 from edit_hooks.assets.minilm import load_minilm
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import packaged_file
+from edit_hooks.utils.storage.files import packaged_file
 
 if TYPE_CHECKING:
     import numpy

@@ -10,7 +10,7 @@ import re
 import string
 
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.scripts import warn_of_english_rule
+from edit_hooks.utils.text.scripts import warn_of_english_rule
 
 log = get_logger("lm_eval.judges")
 

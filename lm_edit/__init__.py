@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 from edit_hooks.utils.public_names import lazy_names
 
 if TYPE_CHECKING:
-    from lm_edit.results.documents import CaseDocument, SavedQuestion, SavedResponse, load_documents
+    from lm_edit.results.answers.documents import CaseDocument, SavedQuestion, SavedResponse, load_documents
     from lm_edit.results.matrices import load_breakdown, load_retention
     from lm_edit.results.schema import SCHEMA_VERSION
     from lm_edit.results.tables import load_cases, load_results
 
 _HOMES = {
     "SCHEMA_VERSION": "results.schema",
-    "CaseDocument": "results.documents",
-    "SavedQuestion": "results.documents",
-    "SavedResponse": "results.documents",
+    "CaseDocument": "results.answers.documents",
+    "SavedQuestion": "results.answers.documents",
+    "SavedResponse": "results.answers.documents",
     "load_breakdown": "results.matrices",
     "load_cases": "results.tables",
-    "load_documents": "results.documents",
+    "load_documents": "results.answers.documents",
     "load_results": "results.tables",
     "load_retention": "results.matrices",
 }

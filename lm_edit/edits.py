@@ -14,18 +14,18 @@ from typing import Any, Literal, NamedTuple
 from edit_hooks.assets.demo_name import DEMO_NAME
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.export import export_merged, export_peft
-from edit_hooks.deltas.saved import check_base, read_deltas, save_edits, saved_files, stream_folder
-from edit_hooks.deltas.truncation import adapter_name, editor_of, rank_of_edit, truncated
+from edit_hooks.deltas.saving.export import export_merged, export_peft
+from edit_hooks.deltas.saving.saved import check_base, read_deltas, save_edits, saved_files, stream_folder
+from edit_hooks.deltas.saving.truncation import adapter_name, editor_of, rank_of_edit, truncated
 from edit_hooks.edit_report import EditReport
-from edit_hooks.inference.edit_effects import EditEffects
+from edit_hooks.inference.effects.edit_effects import EditEffects
 from edit_hooks.lm.editing.independent import FailedEdit
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.lm.options.edit_sources import load_edited_cases
 from edit_hooks.modeling.weights import has_quantized_weights
 from edit_hooks.request import EditRequest, RequestGroup, require_subjects
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.outputs import check_output_folder
+from edit_hooks.utils.storage.outputs import check_output_folder
 
 Grouping = Literal["independent", "joint", "sequential"]
 

@@ -14,17 +14,17 @@ import torch
 
 from edit_hooks.deltas.apply import AppliedDeltas, require_no_context
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.saved import editor_of, read_deltas, saved_files
+from edit_hooks.deltas.saving.saved import editor_of, read_deltas, saved_files
 from edit_hooks.inference.batching import limits_for
+from edit_hooks.inference.effects.states import states_under
 from edit_hooks.inference.items import StateItem
-from edit_hooks.inference.states import states_under
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.tensors import write_tensors
 from edit_hooks.state_reading import StateReading
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
-from edit_hooks.utils.files import sha256_of, write_atomically
-from edit_hooks.utils.json_io import json_text
+from edit_hooks.utils.storage.files import sha256_of, write_atomically
+from edit_hooks.utils.storage.json_io import json_text
 from lm_eval_tasks.common.records.benchmark import find_benchmark
 from lm_eval_tasks.common.records.cases import NEIGHBORHOOD, Case
 from lm_eval_tasks.common.settings import Settings

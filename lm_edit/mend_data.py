@@ -15,11 +15,11 @@ from typing import Any
 
 from edit_hooks.training.edit_data import EditData, EditExample
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import names_file, sha256_of, user_path
-from edit_hooks.utils.hashing import key_of
-from edit_hooks.utils.json_io import JSON_SUFFIXES, read_rows
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.numbers import require_whole
+from edit_hooks.utils.settings.numbers import require_whole
+from edit_hooks.utils.storage.files import names_file, sha256_of, user_path
+from edit_hooks.utils.storage.hashing import key_of
+from edit_hooks.utils.storage.json_io import JSON_SUFFIXES, read_rows
 from lm_eval_tasks.common.records.benchmark import load_cases
 from lm_eval_tasks.common.records.cases import Case, OmittedRecord
 from lm_eval_tasks.common.records.fields import Fields

@@ -15,20 +15,20 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from edit_hooks.base.registry import load_editor
-from edit_hooks.base.wrapper import PostProcessingEditor
+from edit_hooks.base.wrapping.wrapper import PostProcessingEditor
 from edit_hooks.lm.model import EditedHFLM
-from edit_hooks.locate.corpora import SELF, check_source
 from edit_hooks.locate.editor import LocateThenEditEditor
-from edit_hooks.locate.moment_documents import check_length
-from edit_hooks.locate.null_space import DEFAULT_ENERGY, Projector, null_space_of
-from edit_hooks.locate.second_moments import MomentSettings, second_moments
+from edit_hooks.locate.moments.corpora import SELF, check_source
+from edit_hooks.locate.moments.moment_documents import check_length
+from edit_hooks.locate.moments.null_space import DEFAULT_ENERGY, Projector, null_space_of
+from edit_hooks.locate.moments.second_moments import MomentSettings, second_moments
 from edit_hooks.modeling.architectures import check_layers, input_device
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import cache_root, require_folder
-from edit_hooks.utils.hashing import key_of
-from edit_hooks.utils.json_io import read_json
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.outputs import check_writable_folder
+from edit_hooks.utils.storage.files import cache_root, require_folder
+from edit_hooks.utils.storage.hashing import key_of
+from edit_hooks.utils.storage.json_io import read_json
+from edit_hooks.utils.storage.outputs import check_writable_folder
 
 log = get_logger(__name__)
 
@@ -42,7 +42,7 @@ class LayerReport:
 
     Attributes:
         report: tokens, width, trace, eigenvalues, condition number, warnings; see
-            :mod:`edit_hooks.locate.second_moments`.
+            :mod:`edit_hooks.locate.moments.second_moments`.
         projector: the null-space projector, if a threshold or an energy is set.
         is_new: whether it was collected in this call; otherwise it was loaded.
     """
@@ -106,8 +106,8 @@ def prepare_stats(
         editor: collect for this editor: its configuration for the model completes ``settings``.
         settings: of :data:`MOMENT_SETTINGS`, with an editor any of its settings. Without an editor ``layers`` is
             required.
-        threshold, energy: of the projector, see :func:`~edit_hooks.locate.null_space.null_space_of`. By default those
-            of the editor, if it projects.
+        threshold, energy: of the projector, see :func:`~edit_hooks.locate.moments.null_space.null_space_of`. By default
+        those     of the editor, if it projects.
         folder: of the matrices; ``<cache>/stats`` by default.
 
     Raises:

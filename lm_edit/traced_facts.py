@@ -5,8 +5,8 @@ from __future__ import annotations
 from edit_hooks.lm.options.edit_sources import load_edits
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import names_file, user_path
-from edit_hooks.utils.json_io import JSON_SUFFIXES, read_rows
+from edit_hooks.utils.storage.files import names_file, user_path
+from edit_hooks.utils.storage.json_io import JSON_SUFFIXES, read_rows
 from lm_eval_tasks.common.records.fields import Fields
 from lm_eval_tasks.common.records.foreign import is_known_facts
 from lm_eval_tasks.common.settings import Settings

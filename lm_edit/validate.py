@@ -10,7 +10,7 @@ from typing import Any
 from edit_hooks.lm.options.edit_sources import read_requests
 from edit_hooks.request import EditRequest, describe_texts
 from edit_hooks.utils.errors import EditingError, near_misses
-from edit_hooks.utils.files import names_file
+from edit_hooks.utils.storage.files import names_file
 from lm_eval_tasks.common.records.benchmark import all_benchmarks, check_data, find_benchmark, load_own_file
 from lm_eval_tasks.common.records.dataset import LoadedRecords
 from lm_eval_tasks.common.settings import BAD_RECORDS, Settings

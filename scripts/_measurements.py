@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from edit_hooks.utils.files import write_atomically
+from edit_hooks.utils.storage.files import write_atomically
 
 KEPT = Path(__file__).resolve().parents[1] / "docs/_data/measured_editors.jsonl"
 VERSION = 2  # of the records; a change makes everything be measured again

@@ -19,11 +19,11 @@ from _readme_section import replace_section
 from editors_table import summarize
 from measure_editors import PLAN, load_rows
 
-from lm_edit.figures import answer_gap
-from lm_edit.figures.charts import Chart
-from lm_edit.figures.look import number
-from lm_edit.figures.output import write_figure
+from lm_edit.figures.drawing.charts import Chart
+from lm_edit.figures.drawing.look import number
+from lm_edit.figures.drawing.output import write_figure
 from lm_edit.figures.select import Cell
+from lm_edit.figures.wild import answer_gap
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"

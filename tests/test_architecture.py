@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,9 @@ LOOKUP_TABLES: dict[str, dict[str, str]] = {
     **{f"{editor.__module__.replace('.', '/')}.py": {name: str(editor.trainer)} for name, editor in TRAINED.items()},
 }
 COMMON = ROOT / "lm_eval_tasks" / "common"
+ROOM_SIZE = 12
+# Rooms that grow by one file per thing, and the thing; every other room holds at most ROOM_SIZE modules.
+REGISTRIES = {"edit_hooks/editors": "editor", "lm_eval_tasks/protocols": "protocol"}
 # Modules that import by a computed name, and what the names come from.
 DYNAMIC_IMPORTS = {
     "edit_hooks/utils/plugins.py": "entry points, lookup tables, module:Class of a user",
@@ -92,11 +96,11 @@ def test_all_contracts_are_kept() -> None:
         ("The model class:", "edit_hooks/lm/attic.py", ""),
         ("Common parts", "lm_eval_tasks/common/records/cases.py", "import lm_eval_tasks.common.asking.probes"),
         ("Neighbors do not import", "edit_hooks/editors/rome.py", "import edit_hooks.editors.r_rome"),
-        ("Commands print", "lm_edit/results/samples.py", "import lm_edit.cli.main"),
+        ("Commands print", "lm_edit/results/answers/samples.py", "import lm_edit.cli.main"),
         ("Runs are planned", "lm_edit/sweeps/execution/runs.py", "def lazy():\n    import torch"),
         ("Sweeps:", "lm_edit/sweeps/planning/plan.py", "import lm_edit.sweeps.execution.runs"),
-        ("Results are read", "lm_edit/results/runs.py", "def lazy():\n    import torch"),
-        ("Results:", "lm_edit/results/runs.py", "import lm_edit.results.tables"),
+        ("Results are read", "lm_edit/results/files/runs.py", "def lazy():\n    import torch"),
+        ("Results:", "lm_edit/results/files/runs.py", "import lm_edit.results.tables"),
     ],
 )
 def test_a_contract_can_fail(contract: str, module: str, line: str, tmp_path: Path) -> None:
@@ -110,6 +114,27 @@ def test_a_contract_can_fail(contract: str, module: str, line: str, tmp_path: Pa
     # A door that opens for one room may also lead others to a model.
     broken = [name for name, outcome in outcomes(done.stdout).items() if outcome == "BROKEN"]
     assert any(name.startswith(contract) for name in broken)
+
+
+def crowded(root: Path) -> dict[str, int]:
+    """Rooms with more modules than a reader takes in at once, and how many they have."""
+    counts = Counter(
+        path.parent.relative_to(root).as_posix()
+        for package in PACKAGES
+        for path in (root / package).rglob("*.py")
+        if path.name != "__init__.py"
+    )
+    return {room: count for room, count in counts.items() if count > ROOM_SIZE and room not in REGISTRIES}
+
+
+def test_a_room_holds_at_most_a_dozen_modules(tmp_path: Path) -> None:
+    assert crowded(ROOT) == {}
+    assert all((ROOT / room).is_dir() for room in REGISTRIES)
+    room = tmp_path / PACKAGES[0] / "attic"
+    room.mkdir(parents=True)
+    for number in range(ROOM_SIZE + 1):
+        (room / f"box_{number}.py").touch()
+    assert crowded(tmp_path) == {f"{PACKAGES[0]}/attic": ROOM_SIZE + 1}
 
 
 def test_benchmarks_share_protocols_and_common_parts_only() -> None:

@@ -23,17 +23,17 @@ from torch import nn
 
 from edit_hooks import Delta, EditJob, EditRequest, Factor, HookEdit, Registration, load_editor
 from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation
-from edit_hooks.base.trained_artifact import ArtifactKind
+from edit_hooks.base.artifacts.trained_artifact import ArtifactKind
 from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.edit_report import EditReport, Effects
 from edit_hooks.training import LossTerms, NumberedExample, TrainingSettings
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.readable import MAX_CELL, MAX_LINE, MAX_ROWS, readable
+from edit_hooks.utils.text.readable import MAX_CELL, MAX_LINE, MAX_ROWS, readable
 from judges import Item, Report, Verdict
 from judges.base import Judgment
 from lm_edit import CaseDocument, SavedQuestion, SavedResponse
 from lm_edit.leaderboard.table import build_board
-from lm_edit.results.runs import ResultFile
+from lm_edit.results.files.runs import ResultFile
 from lm_eval_tasks import Case, HubFile, Question, Setting, all_benchmarks
 
 PACKAGES = ("edit_hooks", "edit_hooks.training", "judges", "lm_eval_tasks", "lm_edit")

@@ -28,9 +28,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from edit_hooks.assets.demo_name import DEMO_NAME
 from edit_hooks.utils.errors import EditingError, near_misses
-from edit_hooks.utils.files import blocks_of, cache_root, packaged_file, sha256_of
-from edit_hooks.utils.json_io import read_json
 from edit_hooks.utils.logs import BANNER, get_logger
+from edit_hooks.utils.storage.files import blocks_of, cache_root, packaged_file, sha256_of
+from edit_hooks.utils.storage.json_io import read_json
 
 logger = get_logger(__name__)
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from edit_hooks.utils.errors import EditingError, first_line
-from edit_hooks.utils.files import cache_root, sha256_of
-from edit_hooks.utils.locks import locked
 from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.storage.files import cache_root, sha256_of
+from edit_hooks.utils.storage.locks import locked
 
 log = get_logger("lm_eval.edited_hf")
 

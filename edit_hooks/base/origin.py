@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.options import has_text_form, inline_settings
+from edit_hooks.utils.settings.options import has_text_form, inline_settings
 
 log = get_logger("lm_eval.edited_hf")
 

@@ -14,7 +14,7 @@ from typing import Any
 from edit_hooks.base.editor import Editor
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.plugins import import_object, registered
-from edit_hooks.utils.yaml_io import read_yaml
+from edit_hooks.utils.storage.yaml_io import read_yaml
 
 ENTRY_POINTS = "lm_eval_editing.editors"
 

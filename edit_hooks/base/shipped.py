@@ -17,7 +17,7 @@ from edit_hooks.base.config import EditorConfig
 from edit_hooks.base.kin import kin_of
 from edit_hooks.modeling.architectures import num_layers, text_config
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
-from edit_hooks.utils.yaml_io import read_yaml
+from edit_hooks.utils.storage.yaml_io import read_yaml
 
 FOLDER = Path(__file__).parents[1] / "configs"
 DEPTH_NAMES = ("num_hidden_layers", "n_layer")  # in ``matches``

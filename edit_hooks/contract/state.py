@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from edit_hooks.modeling.tensor_hash import tensor_digest
+from edit_hooks.modeling.fingerprint.tensor_hash import tensor_digest
 
 _HOOK_DICTS = (
     "_forward_hooks",

@@ -21,13 +21,13 @@ from edit_hooks.deltas.hook_edit import HookEdit, attached
 from edit_hooks.deltas.placement import beside_weights
 from edit_hooks.modeling.adapter_layers import require_additive
 from edit_hooks.modeling.architectures import edited_module, is_transposed, linear_of, map_shape, unwrapped
-from edit_hooks.modeling.tensor_hash import tensor_digest
+from edit_hooks.modeling.fingerprint.tensor_hash import tensor_digest
 from edit_hooks.modeling.tensors import at_least_float32, bit_sum
 from edit_hooks.modeling.weights import AddedMap, check_weights, is_quantized, read_weight, refuse_compiled
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.scopes import undone
+from edit_hooks.utils.storage.hashing import key_of
 
 log = get_logger("lm_eval.edited_hf")
 

@@ -27,7 +27,7 @@ from edit_hooks.deltas.schema import (
 from edit_hooks.prompt_context import require_separator
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.numbers import COSINE, NON_NEGATIVE, POSITIVE, require_number
+from edit_hooks.utils.settings.numbers import COSINE, NON_NEGATIVE, POSITIVE, require_number
 
 
 class HasContent(Protocol):

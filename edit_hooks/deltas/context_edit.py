@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from edit_hooks.prompt_context import NEW_FACT, QUESTION_PREFIX, SPACE, fact_line, statement
-from edit_hooks.utils.numbers import Range
-from edit_hooks.utils.readable import readable
+from edit_hooks.utils.settings.numbers import Range
+from edit_hooks.utils.text.readable import readable
 
 SEPARATOR = "\n\n"
 MOST_ROUNDS = Range("a whole number from 1 to 1000", least=1, most=1000)

@@ -16,13 +16,13 @@ from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.deltas.schema import Record, list_of, mapping_of, of_file, one_of, read_field, text
 from edit_hooks.edit_report import Cost, EditReport, Effects, Optimization, StreamStep
-from edit_hooks.modeling.tensor_hash import tensor_digest
+from edit_hooks.modeling.fingerprint.tensor_hash import tensor_digest
 from edit_hooks.modeling.tensors import read_header, read_tensors, unpack_bits, write_tensors
 from edit_hooks.request import statement_of
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import user_path
-from edit_hooks.utils.hashing import key_of
-from edit_hooks.utils.readable import readable
+from edit_hooks.utils.storage.files import user_path
+from edit_hooks.utils.storage.hashing import key_of
+from edit_hooks.utils.text.readable import readable
 
 FORMAT = "lm-eval-editing/delta/1"
 HEADER_CHECKSUM = "header_checksum"

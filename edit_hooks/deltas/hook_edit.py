@@ -27,11 +27,11 @@ from transformers.pytorch_utils import Conv1D
 from edit_hooks.deltas.forward_context import ForwardContext
 from edit_hooks.deltas.schema import Record, Schema, check_numeric, text
 from edit_hooks.modeling.architectures import edited_module, head_of, linear_of, map_shape, unwrapped
+from edit_hooks.modeling.forward.kv_cache import CACHE_NAMES
 from edit_hooks.modeling.hooks import Registration, hooks
-from edit_hooks.modeling.kv_cache import CACHE_NAMES
 from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.plugins import import_object, registered
-from edit_hooks.utils.readable import readable
+from edit_hooks.utils.text.readable import readable
 
 # kind -> ``module:class``. A built-in kind is one row here and one subclass of HookKind.
 HOOK_KINDS: dict[str, str] = {

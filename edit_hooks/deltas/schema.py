@@ -17,8 +17,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from edit_hooks.utils.errors import EditingError, near_misses
-from edit_hooks.utils.json_io import parse_json
-from edit_hooks.utils.numbers import FINITE, NON_NEGATIVE, Range, require_number, require_whole, shorten
+from edit_hooks.utils.settings.numbers import FINITE, NON_NEGATIVE, Range, require_number, require_whole, shorten
+from edit_hooks.utils.storage.json_io import parse_json
 
 INDEX = "(0|[1-9][0-9]{0,17})"  # a number in the name of a tensor
 MAX_NAME = 60  # characters of a field in messages

@@ -40,14 +40,14 @@ from edit_hooks.base.editor import CONTRACT_TEXTS
 from edit_hooks.base.footprint import FLOAT32, FLOAT64
 from edit_hooks.editors.memit import MEMITConfig, ResidualSpreadingEditor
 from edit_hooks.locate.editor import VALUE_CONTRACT_SETTINGS
-from edit_hooks.locate.matrix_files import matrix_file
-from edit_hooks.locate.null_space import EIGENVECTOR_COPIES, MatrixProjector, Projector, null_space_of
-from edit_hooks.locate.solve import KeyMetric, load_matrices
+from edit_hooks.locate.moments.matrix_files import matrix_file
+from edit_hooks.locate.moments.null_space import EIGENVECTOR_COPIES, MatrixProjector, Projector, null_space_of
+from edit_hooks.locate.moments.solve import KeyMetric, load_matrices
 from edit_hooks.modeling.architectures import input_device
 from edit_hooks.modeling.tensors import require_tensors
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import path_digest
-from edit_hooks.utils.numbers import INNER_SHARE, POSITIVE
+from edit_hooks.utils.settings.numbers import INNER_SHARE, POSITIVE
+from edit_hooks.utils.storage.files import path_digest
 
 DEFAULT_L2, RELATIVE_L2 = 10.0, 0.01
 

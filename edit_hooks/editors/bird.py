@@ -48,26 +48,26 @@ from edit_hooks.base.job import EditJob
 from edit_hooks.editors.rome import RankOneEditor, ROMEConfig
 from edit_hooks.locate.context_templates import BARE
 from edit_hooks.locate.editor import VALUE_CONTRACT_SETTINGS, templates_of
-from edit_hooks.locate.rows import TokenRow, fact_position, key_row
-from edit_hooks.locate.suffix_forward import SuffixForward
-from edit_hooks.locate.value_batch import MakeForward, ValueBatch
-from edit_hooks.locate.value_optimization import Term, TermMaker
+from edit_hooks.locate.values.rows import TokenRow, fact_position, key_row
+from edit_hooks.locate.values.suffix_forward import SuffixForward
+from edit_hooks.locate.values.value_batch import MakeForward, ValueBatch
+from edit_hooks.locate.values.value_optimization import Term, TermMaker
 from edit_hooks.modeling.architectures import decoder_of, input_device
+from edit_hooks.modeling.forward.kv_cache import right_padded
 from edit_hooks.modeling.hooks import hooks, on_output
-from edit_hooks.modeling.kv_cache import right_padded
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import Encoding, encode, tokens_in_span
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError, UnusableRequestError, near_misses
-from edit_hooks.utils.files import read_text
-from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.numbers import NON_NEGATIVE
-from edit_hooks.utils.pinned_file import PinnedFile
-from edit_hooks.utils.scripts import is_latin, warn_of_english_rule
-from edit_hooks.utils.slots import split_template
-from edit_hooks.utils.yaml_io import read_yaml
+from edit_hooks.utils.settings.numbers import NON_NEGATIVE
+from edit_hooks.utils.storage.files import read_text
+from edit_hooks.utils.storage.hashing import key_of
+from edit_hooks.utils.storage.pinned_file import PinnedFile
+from edit_hooks.utils.storage.yaml_io import read_yaml
+from edit_hooks.utils.text.scripts import is_latin, warn_of_english_rule
+from edit_hooks.utils.text.slots import split_template
 
 log = get_logger("lm_eval.edited_hf")
 
@@ -252,7 +252,7 @@ def expressions_of(request: EditRequest, config: BIRDConfig) -> Expressions:
 class BIRDTerm:
     """The bidirectional terms for the edits of one batch.
 
-    A :class:`edit_hooks.locate.value_optimization.Term`.
+    A :class:`edit_hooks.locate.values.value_optimization.Term`.
     """
 
     name = "bird"

@@ -38,9 +38,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from edit_hooks.base.artifacts.given_tensors import read_shapes
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
-from edit_hooks.base.given_tensors import read_shapes
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit
@@ -63,7 +63,7 @@ from edit_hooks.modeling.architectures import architecture_of, map_shape, unwrap
 from edit_hooks.modeling.hooks import Registration, frozen, hooks, on_input, on_output, record_at, stop_after
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.numbers import INNER_SHARE, POSITIVE
+from edit_hooks.utils.settings.numbers import INNER_SHARE, POSITIVE
 
 
 @dataclass(kw_only=True)

@@ -3,8 +3,8 @@
 Method of "Beyond Local Edits: Embedding-Virtualized Knowledge ...".
 
 The value optimization has one more term, the divergence on prompts with perturbed embeddings
-(:mod:`edit_hooks.locate.evk_align`); everything else is AlphaEdit. ``evk_align: true`` adds the same term to every
-other locate-then-edit editor.
+(:mod:`edit_hooks.locate.values.evk_align`); everything else is AlphaEdit. ``evk_align: true`` adds the same term to
+every other locate-then-edit editor.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.memory import bytes_per_token, free_bytes
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
+from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE
 
 MOST_KEPT_TOKENS = 2**16  # of one forward pass
 

@@ -23,9 +23,9 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import nn
 
+from edit_hooks.base.artifacts.given_tensors import read_shapes
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
-from edit_hooks.base.given_tensors import read_shapes
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.forward_context import ForwardContext
@@ -55,7 +55,7 @@ from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output, record
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
+from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE
 
 SPLIT_GAP = 1e-5  # by which the older key's radius is smaller after a split, so that the two balls do not overlap
 

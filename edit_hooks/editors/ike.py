@@ -39,10 +39,10 @@ from edit_hooks.in_context.demonstrations import BUILTIN, Pool, PoolRecord, load
 from edit_hooks.in_context.embeddings import EMBEDDERS, MINILM, most_similar, require_embedder
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
-from edit_hooks.utils.files import path_digest
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.numbers import COSINE, NON_NEGATIVE, POSITIVE
-from edit_hooks.utils.scripts import warn_of_english_rule
+from edit_hooks.utils.settings.numbers import COSINE, NON_NEGATIVE, POSITIVE
+from edit_hooks.utils.storage.files import path_digest
+from edit_hooks.utils.text.scripts import warn_of_english_rule
 
 log = get_logger("lm_eval.edited_hf")
 

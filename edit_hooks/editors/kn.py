@@ -68,15 +68,15 @@ from edit_hooks.gradient.integrated_gradients import (
 )
 from edit_hooks.gradient.labeled_rows import batch_rows, label_nll, mean_over_rows, target_row
 from edit_hooks.modeling.architectures import architecture_of, is_transposed, num_layers
+from edit_hooks.modeling.forward.sampling import greedy_continuation
 from edit_hooks.modeling.hooks import frozen
-from edit_hooks.modeling.sampling import greedy_continuation
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode, split_continuation
 from edit_hooks.modeling.weights import read_weight
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
-from edit_hooks.utils.numbers import AT_LEAST_TWO, INNER_SHARE, NON_NEGATIVE, POSITIVE
-from edit_hooks.utils.slots import split_template
+from edit_hooks.utils.settings.numbers import AT_LEAST_TWO, INNER_SHARE, NON_NEGATIVE, POSITIVE
+from edit_hooks.utils.text.slots import split_template
 
 SHARING_STEP, MIN_NEURONS, MAX_NEURONS = 0.05, 2, 5
 

@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from edit_hooks.base.config import Settings, config_field
 from edit_hooks.editors.ft_m import FineTuningEditor, FTConfig
-from edit_hooks.utils.numbers import POSITIVE
+from edit_hooks.utils.settings.numbers import POSITIVE
 
 
 @dataclass(kw_only=True)

@@ -31,10 +31,10 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
+from edit_hooks.base.artifacts.given_tensors import Shape, read_shapes
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
 from edit_hooks.base.footprint import Footprint, low_rank_footprint
-from edit_hooks.base.given_tensors import Shape, read_shapes
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import update_norm_ratio
@@ -55,7 +55,7 @@ from edit_hooks.modeling.architectures import (
 from edit_hooks.modeling.hooks import Registration, frozen, hooks
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, SHARE_BELOW_ONE
+from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE, SHARE_BELOW_ONE
 
 ADALORA_STD = 0.02  # of A and B of AdaLoRA at the start
 STATE_PREFIX = "adapter"  # of the adapter in saved edits

@@ -35,9 +35,9 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from edit_hooks.base.artifacts.given_tensors import read_shapes, wrong_shape
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
-from edit_hooks.base.given_tensors import read_shapes, wrong_shape
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit
@@ -69,7 +69,7 @@ from edit_hooks.modeling.hooks import Registration, frozen, hooks
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
+from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE
 
 SPLIT_GAP = 1e-5  # by which radii differ after a split, so that a prompt half way belongs to the newer cluster
 

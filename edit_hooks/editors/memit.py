@@ -26,8 +26,8 @@ a ``moment_weight``, lambda is chosen so that this is four fifths.
 Blocks that normalize the MLP output before adding it (Gemma 2 and 3, OLMo 2) overshoot under step 2. For them the
 default is ``residual_mode: normalized``: the offset is optimized at the MLP output m of layer L, where every value is
 reachable, z = h^L + n(m + delta) - n(m), and each layer's share of the residual becomes the MLP output whose norm is
-nearest to the wanted contribution (:mod:`edit_hooks.locate.post_norm`). ``faithful`` is the released algorithm on every
-model.
+nearest to the wanted contribution (:mod:`edit_hooks.locate.values.post_norm`). ``faithful`` is the released algorithm
+on every model.
 
 With ``carry_keys`` the keys K_p of earlier steps of a stream join the system, lambda C + K_p K_p^T + K K^T
 ("MEMIT_seq" of the AlphaEdit release). They are read with the step's edits in place and stored in
@@ -66,14 +66,14 @@ from edit_hooks.locate.editor import (
     forward_maker,
     value_settings,
 )
-from edit_hooks.locate.key_reader import LayerActivations, mean_keys, read_rows
-from edit_hooks.locate.post_norm import nearest_outputs
-from edit_hooks.locate.rows import TokenRow
-from edit_hooks.locate.solve import KeyMetric, SecondMoment
+from edit_hooks.locate.moments.solve import KeyMetric, SecondMoment
 from edit_hooks.locate.streams.carried_keys import FACTS, CarriedKeys, KeySystem, fact_of, key_name
 from edit_hooks.locate.streams.exact import NEEDS_ONE_LAYER, EditedMatrix, ExactStream
-from edit_hooks.locate.value_batch import Site, ValueProblem
-from edit_hooks.locate.value_optimization import OptimizedValue, optimize_values
+from edit_hooks.locate.values.key_reader import LayerActivations, mean_keys, read_rows
+from edit_hooks.locate.values.post_norm import nearest_outputs
+from edit_hooks.locate.values.rows import TokenRow
+from edit_hooks.locate.values.value_batch import Site, ValueProblem
+from edit_hooks.locate.values.value_optimization import OptimizedValue, optimize_values
 from edit_hooks.modeling.architectures import (
     architecture_of,
     is_transposed,
@@ -86,7 +86,7 @@ from edit_hooks.modeling.support import contribution_scale
 from edit_hooks.modeling.weights import weight_norm
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.numbers import POSITIVE
+from edit_hooks.utils.settings.numbers import POSITIVE
 
 DEFAULT_WRITTEN_SHARE = 0.8
 REPEATED_FACT_WARNING = (

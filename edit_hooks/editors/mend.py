@@ -3,7 +3,7 @@
 Mitchell et al., "Fast Model Editing at Scale". One forward and backward pass of the mean NLL of the target tokens gives
 token factors at every edited matrix. The hyper-network (:mod:`edit_hooks.gradient.hypernetwork`) maps them to an update
 whose rank is the number of tokens, so an edit acts per row of a batch, and independent edits share all passes. It
-has to be trained for the model first (``lm-edit train mend``, :mod:`edit_hooks.training.mend_trainer`) and is refused
+has to be trained for the model first (``lm-edit train mend``, :mod:`edit_hooks.training.mend.trainer`) and is refused
 on every other model. ``artifact: identity`` is the untrained network: one plain gradient step of size ``edit_lr``.
 
 Joint edits: ``joint_loss: mean`` averages the loss over all target tokens of all edits, as released, so each edit's
@@ -29,11 +29,11 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from edit_hooks.base.artifacts.trained_artifact import TrainingEdits
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
 from edit_hooks.base.footprint import FLOAT32, ROW_TOKENS, Footprint, low_rank_footprint
 from edit_hooks.base.job import EditJob
-from edit_hooks.base.trained_artifact import TrainingEdits
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import update_norm_ratio
@@ -50,12 +50,12 @@ from edit_hooks.gradient.label_forward import ENGINES, LabelForward
 from edit_hooks.gradient.labeled_rows import batch_rows, target_row
 from edit_hooks.gradient.token_factors import token_factors
 from edit_hooks.modeling.architectures import Role, architecture_of, is_transposed, map_shape, num_layers
-from edit_hooks.modeling.base_model import compare_models
+from edit_hooks.modeling.fingerprint.base_model import compare_models
+from edit_hooks.modeling.fingerprint.identity import model_identity
 from edit_hooks.modeling.hooks import frozen
-from edit_hooks.modeling.identity import model_identity
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
+from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE
 
 IDENTITY = "identity"
 
@@ -109,7 +109,7 @@ class MEND(Editor[MENDConfig]):
     edits_quantized = True
     supports_joint = True
     reads_past_updates = False
-    trainer = "edit_hooks.training.mend_trainer:MENDTrainer"
+    trainer = "edit_hooks.training.mend.trainer:MENDTrainer"
     # Untrained: one gradient step.
     contract_settings: ClassVar[Settings] = {
         "layers": [1],

@@ -32,12 +32,12 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.editors.alphaedit import AlphaEdit, AlphaEditConfig
 from edit_hooks.editors.memit import uses_norm
 from edit_hooks.locate.context_templates import BARE
-from edit_hooks.locate.key_reader import read_rows
-from edit_hooks.locate.value_batch import Site, ValueProblem
-from edit_hooks.locate.value_optimization import OptimizedValue
+from edit_hooks.locate.values.key_reader import read_rows
+from edit_hooks.locate.values.value_batch import Site, ValueProblem
+from edit_hooks.locate.values.value_optimization import OptimizedValue
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.numbers import POSITIVE
+from edit_hooks.utils.settings.numbers import POSITIVE
 
 ANCHOR = "nas_anchor"  # in Delta.meta
 TRIMMED_SHARE = 0.05

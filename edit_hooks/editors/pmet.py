@@ -18,7 +18,7 @@ roots:
 
 Where a norm follows the MLP (Gemma, OLMo 2), ``residual_mode: normalized`` measures n(z) - n(V_L), the difference in
 block L's contribution to the residual stream, and each layer takes the MLP output whose norm is nearest to its share
-of it (:mod:`edit_hooks.locate.post_norm`). ``faithful`` is the release's arithmetic.
+of it (:mod:`edit_hooks.locate.values.post_norm`). ``faithful`` is the release's arithmetic.
 
 Shapes: E running edits, R rows, L labels, d residual width; the axis of length 2 is attention, MLP.
 """
@@ -37,10 +37,10 @@ from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.job import EditJob
 from edit_hooks.editors.memit import MEMITConfig, ResidualSpreadingEditor
 from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
-from edit_hooks.locate.reference_forward import ReferenceForward
-from edit_hooks.locate.suffix_forward import CachedModule, RowGroup, SuffixForward, add_at_first
-from edit_hooks.locate.value_batch import ReadActivations, Site, SiteActivations, ValueBatch, ValueProblem
-from edit_hooks.locate.value_optimization import (
+from edit_hooks.locate.values.reference_forward import ReferenceForward
+from edit_hooks.locate.values.suffix_forward import CachedModule, RowGroup, SuffixForward, add_at_first
+from edit_hooks.locate.values.value_batch import ReadActivations, Site, SiteActivations, ValueBatch, ValueProblem
+from edit_hooks.locate.values.value_optimization import (
     AdamState,
     OptimizedValue,
     Term,
@@ -49,9 +49,9 @@ from edit_hooks.locate.value_optimization import (
     split_problems,
 )
 from edit_hooks.modeling.architectures import input_device
+from edit_hooks.modeling.forward.vocab_loss import VocabLosses, vocab_losses
 from edit_hooks.modeling.hooks import frozen, hooks, on_output, record_at
-from edit_hooks.modeling.vocab_loss import VocabLosses, vocab_losses
-from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
+from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE
 
 SATISFIED_NLL_SHARE, SATISFIED_KL = 0.1, 0.01
 

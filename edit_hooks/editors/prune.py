@@ -15,7 +15,7 @@ a step's delta is its raw update + G(sum with it) - G(sum before it). As a diffe
 have the rank of both, so that a stream of N edits would take N^2 columns. Past deltas are not read.
 
 ``aligned`` is the form of OTE-SE: each update is restrained by itself, together with what earlier steps left out
-(:mod:`edit_hooks.base.error_feedback`).
+(:mod:`edit_hooks.base.wrapping.error_feedback`).
 
 F is continuous at s_max with slope 1 / (s_max ln a). Where s_max < 1 / ln a (1 for a = e, 5.5 for a = 1.2), values just
 above s_max are therefore enlarged, in the release too; ``safe`` takes min(s, F(s)).
@@ -34,7 +34,8 @@ import torch
 from torch import nn
 
 from edit_hooks.base.config import Settings, config_field
-from edit_hooks.base.error_feedback import (
+from edit_hooks.base.job import EditJob
+from edit_hooks.base.wrapping.error_feedback import (
     Remainder,
     condense_aligned,
     raw_state,
@@ -43,19 +44,18 @@ from edit_hooks.base.error_feedback import (
     with_raw_updates,
     with_remainder,
 )
-from edit_hooks.base.job import EditJob
-from edit_hooks.base.wrapper import PostProcessingEditor, WrapperConfig
+from edit_hooks.base.wrapping.wrapper import PostProcessingEditor, WrapperConfig
 from edit_hooks.deltas.apply import edited, read_parameter
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import largest_norm_ratio
 from edit_hooks.deltas.placement import beside_weights, on_cpu, placed
 from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.modeling.architectures import unwrapped
-from edit_hooks.modeling.tensor_hash import tensor_digest
+from edit_hooks.modeling.fingerprint.tensor_hash import tensor_digest
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.numbers import ABOVE_ONE
+from edit_hooks.utils.settings.numbers import ABOVE_ONE
+from edit_hooks.utils.storage.hashing import key_of
 
 log = get_logger(__name__)
 

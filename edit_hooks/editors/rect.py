@@ -24,7 +24,7 @@ it, z - 1 entries without ties. ``zero`` zeroes exactly z entries; of several sc
 come first in the stored weight, where the release leaves the choice to the partition algorithm of numpy.
 
 In a stream the released form forgets what the masks left out. With ``aligned`` it is written with the next step
-(:mod:`edit_hooks.base.error_feedback`).
+(:mod:`edit_hooks.base.wrapping.error_feedback`).
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from edit_hooks.base.config import Settings, config_field
-from edit_hooks.base.error_feedback import (
+from edit_hooks.base.job import EditJob
+from edit_hooks.base.wrapping.error_feedback import (
     Remainder,
     condense_aligned,
     require_exact_base,
     with_raw_updates,
     with_remainder,
 )
-from edit_hooks.base.job import EditJob
-from edit_hooks.base.wrapper import PostProcessingEditor, WrapperConfig
+from edit_hooks.base.wrapping.wrapper import PostProcessingEditor, WrapperConfig
 from edit_hooks.deltas.apply import read_parameter
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.norms import largest_norm_ratio
@@ -55,7 +55,7 @@ from edit_hooks.deltas.placement import beside_weights
 from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.tensors import pack_bits
-from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE_SHARE
+from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE_SHARE
 
 STATE_PREFIX = "rect"  # of the raw updates in saved edits
 

@@ -3,7 +3,7 @@
 Mitchell et al., "Memory-Based Model Editing at Scale" (ICML 2022). The base model does not change. An edit is a fact in
 the memory. A question in the scope of a fact (:mod:`edit_hooks.in_context.fact_memory`) is answered by the
 counterfactual model, which reads ``{fact} {question}``; any other one by the base model. Both models are trained for
-the base model first (``lm-edit train serac``, :mod:`edit_hooks.training.serac_loss`), and refused on every other one.
+the base model first (``lm-edit train serac``, :mod:`edit_hooks.training.serac.loss`), and refused on every other one.
 ``artifact: identity`` needs no training: the classifier is an embedder and the base model answers itself.
 
 As in EasyEdit's version for causal models: the embedding classifier, trained with the soft mixture of both models
@@ -22,12 +22,12 @@ from typing import ClassVar
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from edit_hooks.base.artifacts.trained_artifact import TrainingEdits
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
 from edit_hooks.base.footprint import Footprint
 from edit_hooks.base.job import EditJob
 from edit_hooks.base.shipped import find_shipped
-from edit_hooks.base.trained_artifact import TrainingEdits
 from edit_hooks.deltas.context_edit import ContextEdit, MemoryModels
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.in_context.embeddings import EMBEDDERS, require_embedder
@@ -35,12 +35,12 @@ from edit_hooks.in_context.fact_memory import IDENTITY
 from edit_hooks.in_context.memory_artifact import MEMORY_MODELS
 from edit_hooks.in_context.scope_classifier import Pooling, ScopeTexts
 from edit_hooks.modeling.architectures import unwrapped
-from edit_hooks.modeling.base_model import compare_models
-from edit_hooks.modeling.identity import model_identity
+from edit_hooks.modeling.fingerprint.base_model import compare_models
+from edit_hooks.modeling.fingerprint.identity import model_identity
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import path_digest
-from edit_hooks.utils.numbers import POSITIVE
+from edit_hooks.utils.settings.numbers import POSITIVE
+from edit_hooks.utils.storage.files import path_digest
 
 BASE = "base"
 
@@ -92,7 +92,7 @@ class SERAC(Editor[SERACConfig]):
     reads_past_updates = False
     writes = ("context",)
     edits_quantized = True
-    trainer = "edit_hooks.training.serac_trainer:SERACTrainer"
+    trainer = "edit_hooks.training.serac.trainer:SERACTrainer"
     # Untrained: the base model reads the fact before questions in scope.
     contract_settings: ClassVar[Settings] = {"artifact": IDENTITY, "classifier": "words"}
     contract_exemptions: ClassVar[Mapping[str, str]] = {"target": "a random model does not follow its prompt"}

@@ -42,7 +42,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.job import EditJob
-from edit_hooks.base.wrapper import PostProcessingEditor, WrapperConfig
+from edit_hooks.base.wrapping.wrapper import PostProcessingEditor, WrapperConfig
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import largest_norm_ratio
@@ -53,7 +53,7 @@ from edit_hooks.modeling.hooks import Registration, frozen, hooks, on_input
 from edit_hooks.modeling.tokens import encode, split_continuation
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.numbers import POSITIVE
+from edit_hooks.utils.settings.numbers import POSITIVE
 
 STATE_PREFIX = "simie/keys/"  # of the keys in saved edits
 

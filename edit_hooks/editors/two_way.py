@@ -52,16 +52,16 @@ from edit_hooks.gradient.row_pool import POOLS, RowPool
 from edit_hooks.gradient.side_by_side import make_adam, split_edits
 from edit_hooks.gradient.weight_copies import WeightCopies
 from edit_hooks.modeling.architectures import num_layers
+from edit_hooks.modeling.forward.lm_head import WHOLE_VOCAB
+from edit_hooks.modeling.forward.sampling import likely_tokens, sample_each
 from edit_hooks.modeling.hooks import frozen
-from edit_hooks.modeling.lm_head import WHOLE_VOCAB
-from edit_hooks.modeling.sampling import likely_tokens, sample_each
 from edit_hooks.modeling.tokens import encode
 from edit_hooks.prompt_context import statement
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.hashing import key_of
-from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
-from edit_hooks.utils.scripts import mention_of
-from edit_hooks.utils.slots import escape_braces
+from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE
+from edit_hooks.utils.storage.hashing import key_of
+from edit_hooks.utils.text.scripts import mention_of
+from edit_hooks.utils.text.slots import escape_braces
 
 Frame = Literal["cloze", "question", "link"]
 Part = Literal["names", "answers", "neighbors"]

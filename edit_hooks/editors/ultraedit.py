@@ -74,7 +74,7 @@ from edit_hooks.gradient.feature_statistics import (
 )
 from edit_hooks.gradient.labeled_rows import LabeledRow, LabeledRows, batch_rows, label_nll, target_row
 from edit_hooks.gradient.token_factors import token_factors
-from edit_hooks.locate.solve import ridge_keys
+from edit_hooks.locate.moments.solve import ridge_keys
 from edit_hooks.modeling.architectures import (
     architecture_of,
     is_transposed,
@@ -84,13 +84,13 @@ from edit_hooks.modeling.architectures import (
     unwrapped,
     weight_of,
 )
+from edit_hooks.modeling.forward.sampling import sample_texts
 from edit_hooks.modeling.hooks import frozen
-from edit_hooks.modeling.sampling import sample_texts
 from edit_hooks.modeling.tokens import encode
 from edit_hooks.modeling.weights import weight_norm
 from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError, near_misses
-from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
+from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE
 
 ROLES = ("rewrite", "up", "gate")
 CALIBRATION_TEXTS, CALIBRATION_LENGTH = 4, 24  # per seed word, tokens

@@ -68,7 +68,7 @@ from edit_hooks.modeling.tokens import encode, tokenizer_chat_context
 from edit_hooks.modeling.weights import read_weight
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, POSITIVE_SHARE
+from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE, POSITIVE_SHARE
 
 # A run ends after a loss of at most STOP_LOSS that changed by at most STOP_CHANGE, and one more step.
 STOP_CHANGE, STOP_LOSS = 1e-4, 0.02

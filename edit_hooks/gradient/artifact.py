@@ -1,4 +1,4 @@
-"""Artifacts of MEND's training: a hyper-network (:mod:`edit_hooks.base.trained_artifact`).
+"""Artifacts of MEND's training: a hyper-network (:mod:`edit_hooks.base.artifacts.trained_artifact`).
 
 The manifest's editor settings hold for every edit made with the network. A network that was trained elsewhere is read
 under the names of MEND's release, from a safetensors file (:func:`read_released_network`).
@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from edit_hooks.base.given_tensors import read_given_tensors, tensor_of
-from edit_hooks.base.trained_artifact import ArtifactKind
+from edit_hooks.base.artifacts.given_tensors import read_given_tensors, tensor_of
+from edit_hooks.base.artifacts.trained_artifact import ArtifactKind
 from edit_hooks.gradient.hypernetwork import FactorNetwork, HyperNetwork, LowRankBlock, NetworkSettings
 from edit_hooks.utils.errors import EditingError
 
@@ -35,7 +35,7 @@ def save_network(
 
     Args:
         manifest: base model, edited matrices, data, steps, losses (JSON-able). The network's settings are added.
-        training_digests: :func:`~edit_hooks.base.trained_artifact.edit_digest` of every training edit.
+        training_digests: :func:`~edit_hooks.base.artifacts.trained_artifact.edit_digest` of every training edit.
     """
     full = {**manifest, "format": FORMAT, "network": asdict(network.settings), "shapes": network.shapes}
     HYPER_NETWORK.save(folder, network.state_dict(), full, training_digests)

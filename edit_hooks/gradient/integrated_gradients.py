@@ -13,8 +13,8 @@ from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
 from edit_hooks.modeling.architectures import architecture_of, head_of, input_device, map_shape
+from edit_hooks.modeling.forward.kv_cache import CACHE
 from edit_hooks.modeling.hooks import Registration, hooks, on_input, on_output, select_positions
-from edit_hooks.modeling.kv_cache import CACHE
 from edit_hooks.modeling.tensors import at_least_float32
 
 ActivationSite = Literal["before_activation", "after_activation"]

@@ -6,7 +6,7 @@
 - the blocks below the first trained map, and of its block the parts that do not depend on it, run once;
 - the last block projects its attention and runs its MLP at the label positions only;
 - the vocabulary is read once per pass, in slices, for the labels of all rows: losses and their gradients come from the
-  same read, and no tensor of all logits exists (:mod:`edit_hooks.modeling.vocab_loss`).
+  same read, and no tensor of all logits exists (:mod:`edit_hooks.modeling.forward.vocab_loss`).
 
 Shapes: R rows, T columns, L labels, P distinct label positions, d residual width, V vocabulary.
 """
@@ -23,6 +23,8 @@ from torch import nn
 
 from edit_hooks.gradient.labeled_rows import LabeledRows
 from edit_hooks.modeling.architectures import architecture_of, decoder_of, num_layers
+from edit_hooks.modeling.forward.lm_head import ModelHead, default_max_logits
+from edit_hooks.modeling.forward.vocab_loss import vocab_losses
 from edit_hooks.modeling.hooks import (
     CachedOutput,
     Registration,
@@ -34,9 +36,7 @@ from edit_hooks.modeling.hooks import (
     select_positions,
     stop_after,
 )
-from edit_hooks.modeling.lm_head import ModelHead, default_max_logits
 from edit_hooks.modeling.tensors import at_least_float32
-from edit_hooks.modeling.vocab_loss import vocab_losses
 
 
 class LabelForward(Protocol):

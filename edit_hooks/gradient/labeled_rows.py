@@ -19,6 +19,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.modeling.architectures import architecture_of, head_of, input_device
+from edit_hooks.modeling.forward.kv_cache import right_padded
 from edit_hooks.modeling.hooks import (
     CachedOutput,
     hooks,
@@ -28,7 +29,6 @@ from edit_hooks.modeling.hooks import (
     select_positions,
     stop_after,
 )
-from edit_hooks.modeling.kv_cache import right_padded
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import require_eos, split_continuation
 from edit_hooks.utils.errors import UnusableRequestError

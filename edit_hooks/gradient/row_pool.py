@@ -21,9 +21,9 @@ from torch import nn
 from edit_hooks.gradient.label_forward import CachedLabelForward
 from edit_hooks.gradient.labeled_rows import LabeledRow, batch_rows
 from edit_hooks.modeling.architectures import input_device
+from edit_hooks.modeling.forward.kv_cache import group_by_length, max_padding
+from edit_hooks.modeling.forward.lm_head import ModelHead, TokenSelection, select_tokens
 from edit_hooks.modeling.hooks import CachedOutput
-from edit_hooks.modeling.kv_cache import group_by_length, max_padding
-from edit_hooks.modeling.lm_head import ModelHead, TokenSelection, select_tokens
 from edit_hooks.modeling.tensors import at_least_float32
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from edit_hooks.modeling.architectures import input_device
-from edit_hooks.modeling.kv_cache import group_by_length, max_padding
+from edit_hooks.modeling.forward.kv_cache import group_by_length, max_padding
 from edit_hooks.modeling.memory import bytes_per_token, free_bytes, weight_bytes
 
 MAX_TOKENS_CPU = 320

@@ -16,8 +16,8 @@ from edit_hooks.deltas.context_edit import format_demonstration
 from edit_hooks.prompt_context import QUESTION_PREFIX, content_of, fact_line
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import sha256_of
-from edit_hooks.utils.json_io import read_rows
+from edit_hooks.utils.storage.files import sha256_of
+from edit_hooks.utils.storage.json_io import read_rows
 
 BUILTIN = "builtin"
 COUNTERFACT_FIELD = "pararel_idx"  # of CounterFact's records; others in its schema, such as BAKE's, lack it

@@ -1,7 +1,8 @@
-"""Artifacts of SERAC's training: scope classifier and counterfactual model (:mod:`edit_hooks.base.trained_artifact`).
+"""Artifacts of SERAC's training: scope classifier and counterfactual model.
 
-The file holds the weights of both, and in its manifest their configurations, the classifier's tokenizer and the
-identity of the base model. Tied weights are stored once.
+The file (:mod:`edit_hooks.base.artifacts.trained_artifact`) holds the weights of both, and in its
+manifest their configurations, the classifier's tokenizer and the identity of the base model. Tied weights are stored
+once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 
-from edit_hooks.base.trained_artifact import ArtifactKind
+from edit_hooks.base.artifacts.trained_artifact import ArtifactKind
 from edit_hooks.in_context.scope_classifier import ScopeClassifier
 from edit_hooks.utils.errors import EditingError, first_line
 
@@ -40,7 +41,7 @@ def save_models(
 
     Args:
         manifest: base model, data, steps, losses (JSON-able). Configurations and tokenizer are added.
-        training_digests: :func:`~edit_hooks.base.trained_artifact.edit_digest` of every training edit.
+        training_digests: :func:`~edit_hooks.base.artifacts.trained_artifact.edit_digest` of every training edit.
     """
     classifier, counterfactual = models
     full = {

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.scripts import warn_of_english_rule
+from edit_hooks.utils.text.scripts import warn_of_english_rule
 
 log = get_logger("lm_eval.edited_hf")
 

@@ -15,11 +15,11 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.row_edits import RowEdits, acts_per_row
 from edit_hooks.inference.items import Limits
 from edit_hooks.modeling.architectures import input_device, unwrapped
-from edit_hooks.modeling.forward_pass import forward_pass_of
+from edit_hooks.modeling.forward.forward_pass import forward_pass_of
+from edit_hooks.modeling.forward.length_dependence import forget_lengths, length_rules
+from edit_hooks.modeling.forward.prefix_cache import PrefixCache, compute_prefix_cache, shared_heads
 from edit_hooks.modeling.hooks import frozen
-from edit_hooks.modeling.length_dependence import forget_lengths, length_rules
 from edit_hooks.modeling.memory import forward_bytes_per_token, free_cuda_bytes
-from edit_hooks.modeling.prefix_cache import PrefixCache, compute_prefix_cache, shared_heads
 from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.logs import get_logger

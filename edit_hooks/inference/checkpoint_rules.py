@@ -19,7 +19,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process
 
 from edit_hooks.inference.items import GenerateItem
-from edit_hooks.modeling.generation_settings import ABOUT_THE_END, FOLLOWED
+from edit_hooks.modeling.fingerprint.generation_settings import ABOUT_THE_END, FOLLOWED
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.utils.errors import EditingError, first_line
 
@@ -38,7 +38,7 @@ class CheckpointRules:
         """Set up the rules.
 
         Args:
-            settings: of :func:`~edit_hooks.modeling.generation_settings.generation_settings`.
+            settings: of :func:`~edit_hooks.modeling.fingerprint.generation_settings.generation_settings`.
 
         Raises:
             EditingError: for an entry that transformers does not accept.

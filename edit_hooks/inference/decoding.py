@@ -21,11 +21,11 @@ from edit_hooks.inference.checkpoint_rules import CheckpointRules
 from edit_hooks.inference.drawing import TokenDraw
 from edit_hooks.inference.items import GenerateItem, Limits
 from edit_hooks.modeling.architectures import input_device, unwrapped
-from edit_hooks.modeling.forward_pass import forward_pass_of
-from edit_hooks.modeling.generation_settings import generation_settings
-from edit_hooks.modeling.kv_cache import CACHE, right_aligned, right_padded, select_rows
-from edit_hooks.modeling.length_dependence import length_rules
-from edit_hooks.modeling.vocab_loss import NO_TOKEN, WHOLE_VOCAB, greedy_tokens
+from edit_hooks.modeling.fingerprint.generation_settings import generation_settings
+from edit_hooks.modeling.forward.forward_pass import forward_pass_of
+from edit_hooks.modeling.forward.kv_cache import CACHE, right_aligned, right_padded, select_rows
+from edit_hooks.modeling.forward.length_dependence import length_rules
+from edit_hooks.modeling.forward.vocab_loss import NO_TOKEN, WHOLE_VOCAB, greedy_tokens
 from edit_hooks.utils.progress import Finished, Progress, ignore_finished
 
 

@@ -12,7 +12,7 @@ import torch
 
 from edit_hooks.decoding import Sampling
 from edit_hooks.inference.items import GenerateItem
-from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.storage.hashing import key_of
 
 
 class TokenDraw:

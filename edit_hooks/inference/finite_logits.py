@@ -1,7 +1,7 @@
 """Whether a model's logits are finite while other code generates with it.
 
-This package's decoder sees its own logits (:func:`~edit_hooks.modeling.vocab_loss.greedy_tokens`); ``generate`` of
-transformers would take a token of NaN for an answer.
+This package's decoder sees its own logits (:func:`~edit_hooks.modeling.forward.vocab_loss.greedy_tokens`); ``generate``
+of transformers would take a token of NaN for an answer.
 """
 
 from __future__ import annotations

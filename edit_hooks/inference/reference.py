@@ -29,9 +29,9 @@ from edit_hooks.inference.drawing import TokenDraw
 from edit_hooks.inference.finite_logits import LogitWatch
 from edit_hooks.inference.items import GenerateItem, ScoreItem
 from edit_hooks.modeling.architectures import unwrapped
+from edit_hooks.modeling.forward.length_dependence import forget_lengths
 from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.hooks import frozen, hooks
-from edit_hooks.modeling.length_dependence import forget_lengths
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.utils.progress import Finished, Progress, ignore_finished
 

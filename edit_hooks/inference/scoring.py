@@ -18,9 +18,9 @@ from edit_hooks.deltas.row_edits import RowEdits
 from edit_hooks.inference.batching import Batch, run_in_batches
 from edit_hooks.inference.items import Limits, ScoreItem
 from edit_hooks.modeling.architectures import input_device, unwrapped
-from edit_hooks.modeling.forward_pass import forward_pass_of
-from edit_hooks.modeling.kv_cache import right_padded
-from edit_hooks.modeling.vocab_loss import log_likelihoods
+from edit_hooks.modeling.forward.forward_pass import forward_pass_of
+from edit_hooks.modeling.forward.kv_cache import right_padded
+from edit_hooks.modeling.forward.vocab_loss import log_likelihoods
 from edit_hooks.utils.progress import Finished, Progress, ignore_finished
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edit_hooks.assets.demo_name import DEMO_NAME
-from edit_hooks.deltas.export import holds_edits
+from edit_hooks.deltas.saving.export import holds_edits
 from edit_hooks.lm.options.editing import EditingOptions
 from edit_hooks.utils.logs import BANNER, get_logger
 

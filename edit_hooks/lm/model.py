@@ -34,10 +34,10 @@ from edit_hooks.base.origin import SettingsOrigin, report_origin
 from edit_hooks.base.registry import load_editor
 from edit_hooks.deltas.apply import UNEDITED_STATE
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.saved import read_edit
+from edit_hooks.deltas.saving.saved import read_edit
 from edit_hooks.in_context.combined import EditorWithContext
 from edit_hooks.in_context.fact_memory import require_models
-from edit_hooks.inference import states
+from edit_hooks.inference.effects import states
 from edit_hooks.inference.items import GenerateItem, Item, ScoreItem
 from edit_hooks.inference.token_prompts import score_parts
 from edit_hooks.lm.asking.chats import Chats
@@ -71,19 +71,19 @@ from edit_hooks.lm.stock.checks import OrdinaryTasks
 from edit_hooks.lm.stock.texts import stock_items, stock_text, watched_texts
 from edit_hooks.lm.stock.unedited import UneditedStock, counted_pairs
 from edit_hooks.modeling.architectures import architecture_of, register_family, unwrapped
-from edit_hooks.modeling.generation_settings import answering_parts, require_followed
-from edit_hooks.modeling.identity import ModelIdentity, model_identity
+from edit_hooks.modeling.fingerprint.generation_settings import answering_parts, require_followed
+from edit_hooks.modeling.fingerprint.identity import ModelIdentity, model_identity
 from edit_hooks.modeling.tokens import require_offsets
 from edit_hooks.request import EditRequest
 from edit_hooks.store.known_models import record_model
 from edit_hooks.store.store import Store
 from edit_hooks.utils.errors import EditingError, NoUsableRequestError
-from edit_hooks.utils.files import names_file
-from edit_hooks.utils.hashing import code_fingerprint
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.options import settings_file
 from edit_hooks.utils.plugins import import_object
 from edit_hooks.utils.scopes import undone
+from edit_hooks.utils.settings.options import settings_file
+from edit_hooks.utils.storage.files import names_file
+from edit_hooks.utils.storage.hashing import code_fingerprint
 
 log = get_logger("lm_eval.edited_hf")  # lm-eval sets the verbosity of its own loggers only
 

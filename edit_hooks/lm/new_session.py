@@ -9,14 +9,14 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.editor import Editor
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.saved import check_base, editor_of, requests_of
+from edit_hooks.deltas.saving.saved import check_base, editor_of, requests_of
 from edit_hooks.edit_report import EditReport
 from edit_hooks.lm.editing.independent import IndependentEdits
 from edit_hooks.lm.editing.stream import EditStream, Guard
 from edit_hooks.lm.options.editing import EditingOptions
 from edit_hooks.lm.options.plan import EditPlan
 from edit_hooks.lm.sessions import SavedEditSession, Session, SingleEditSession, StreamSession, UneditedSession
-from edit_hooks.modeling.identity import ModelIdentity
+from edit_hooks.modeling.fingerprint.identity import ModelIdentity
 from edit_hooks.store.store import Store
 
 

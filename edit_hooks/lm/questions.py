@@ -22,7 +22,7 @@ from edit_hooks.inference.items import GenerateItem, StateItem
 from edit_hooks.lm.asking.item_builder import ItemBuilder
 from edit_hooks.lm.editing.unusable import warn_of_unusable
 from edit_hooks.lm.sessions import CaseQuestion
-from edit_hooks.modeling.positions import Room
+from edit_hooks.modeling.forward.positions import Room
 from edit_hooks.prompt_context import PromptContext
 from edit_hooks.request import EditRequest, InTurn, RequestGroup, require_compatible
 from edit_hooks.utils.errors import EditingError, UnusableRequestError

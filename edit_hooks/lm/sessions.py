@@ -32,7 +32,7 @@ from edit_hooks.decoding import AskedModel
 from edit_hooks.deltas.apply import UNEDITED_STATE, AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.edit_report import EditReport, Effects
-from edit_hooks.inference.edit_effects import EditEffects
+from edit_hooks.inference.effects.edit_effects import EditEffects
 from edit_hooks.inference.items import Item
 from edit_hooks.lm.editing.independent import FailedEdit, IndependentEdits, group_key
 from edit_hooks.lm.editing.stream import EditStream

@@ -16,13 +16,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.modeling.sampling import SEED_WORDS, sample_after
+from edit_hooks.modeling.forward.sampling import SEED_WORDS, sample_after
 from edit_hooks.modeling.tokens import encode
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.scripts import is_latin, warn_of_english_rule
-from edit_hooks.utils.slots import escape_braces, split_template
+from edit_hooks.utils.text.scripts import is_latin, warn_of_english_rule
+from edit_hooks.utils.text.slots import escape_braces, split_template
 
 log = get_logger("lm_eval.edited_hf")
 

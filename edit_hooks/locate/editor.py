@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from edit_hooks.base.artifacts.given_tensors import read_given_tensors
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
 from edit_hooks.base.footprint import (
@@ -25,7 +26,6 @@ from edit_hooks.base.footprint import (
     low_rank_bytes,
     passes,
 )
-from edit_hooks.base.given_tensors import read_given_tensors
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.locate.context_templates import (
@@ -36,21 +36,21 @@ from edit_hooks.locate.context_templates import (
     sample_templates,
     warn_of_english,
 )
-from edit_hooks.locate.corpora import check_source, digest_of, is_text_source
-from edit_hooks.locate.evk_align import EVKAlignConfig, evk_term, log_noise
-from edit_hooks.locate.matrix_files import matrix_file
-from edit_hooks.locate.moment_documents import check_length
-from edit_hooks.locate.rows import FactToken, kl_row, rewriting_row
-from edit_hooks.locate.second_moments import MomentDtype, MomentSettings, second_moments
-from edit_hooks.locate.solve import KeyMetric, SecondMoment, load_second_moments
-from edit_hooks.locate.value_batch import MakeForward, Site, ValueProblem
-from edit_hooks.locate.value_optimization import ENGINES, OptimizedValue, Term, TermMaker, ValueSettings
+from edit_hooks.locate.moments.corpora import check_source, digest_of, is_text_source
+from edit_hooks.locate.moments.matrix_files import matrix_file
+from edit_hooks.locate.moments.moment_documents import check_length
+from edit_hooks.locate.moments.second_moments import MomentDtype, MomentSettings, second_moments
+from edit_hooks.locate.moments.solve import KeyMetric, SecondMoment, load_second_moments
+from edit_hooks.locate.values.evk_align import EVKAlignConfig, evk_term, log_noise
+from edit_hooks.locate.values.rows import FactToken, kl_row, rewriting_row
+from edit_hooks.locate.values.value_batch import MakeForward, Site, ValueProblem
+from edit_hooks.locate.values.value_optimization import ENGINES, OptimizedValue, Term, TermMaker, ValueSettings
 from edit_hooks.modeling.architectures import map_shape, num_layers, unwrapped
 from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.tensors import require_tensors
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import UnusableRequestError, refuse
-from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
+from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE
 
 UNLIKELY_NLL = 1.0
 

@@ -37,7 +37,7 @@ from edit_hooks.modeling.architectures import map_shape
 from edit_hooks.modeling.hooks import Registration, hooks, on_output, record_at
 from edit_hooks.modeling.tensors import at_least_float32, in_widest_type
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.numbers import NON_NEGATIVE, Range
+from edit_hooks.utils.settings.numbers import NON_NEGATIVE, Range
 
 PREFIX = "block/"  # of the adapters' tensor names in saved edits
 NO_ADAPTER = -1

@@ -24,7 +24,7 @@ from edit_hooks.memory.steps import STEP_NUMBERS, settings_of_sum
 from edit_hooks.modeling.architectures import weight_of
 from edit_hooks.modeling.tensors import in_widest_type
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.numbers import NON_NEGATIVE
+from edit_hooks.utils.settings.numbers import NON_NEGATIVE
 
 Replacement = Literal["replace_last", "replace_prompt", "replace_all"]
 Query = Literal["prefill", "every_step"]

@@ -24,7 +24,7 @@ from edit_hooks.memory.codebook import Query
 from edit_hooks.memory.steps import STEP_NUMBERS, settings_of_sum
 from edit_hooks.modeling.architectures import weight_of
 from edit_hooks.modeling.tensors import in_widest_type
-from edit_hooks.utils.numbers import SHARE
+from edit_hooks.utils.settings.numbers import SHARE
 
 KIND = "gated_predictor"
 

@@ -44,7 +44,7 @@ from edit_hooks.modeling.architectures import is_transposed, map_shape
 from edit_hooks.modeling.tensors import at_least_float32, pack_bits, unpack_bits
 from edit_hooks.modeling.weights import read_weight
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.numbers import POSITIVE, SHARE, Range
+from edit_hooks.utils.settings.numbers import POSITIVE, SHARE, Range
 
 Decide = Literal["prompt", "every_call"]
 Distance = Literal["activation", "plain"]

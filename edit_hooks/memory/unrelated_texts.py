@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import require_file
-from edit_hooks.utils.json_io import read_rows
 from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.storage.files import require_file
+from edit_hooks.utils.storage.json_io import read_rows
 
 log = get_logger(__name__)
 

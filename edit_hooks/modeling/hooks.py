@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from edit_hooks.modeling.tensors import at_least_float32
-from edit_hooks.utils.readable import readable
 from edit_hooks.utils.scopes import NestedStates, undone
+from edit_hooks.utils.text.readable import readable
 
 Hidden = torch.Tensor
 

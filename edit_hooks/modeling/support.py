@@ -22,7 +22,7 @@ class Support:
         fast: the fast engine is exact; otherwise edits are computed by the plain one.
         scale: constant factor between an MLP's output and its contribution to the residual stream, behind the post-norm
             where there is one; ``None`` where the contribution is another function of the output.
-        prefix_apart: attention can read a cached prefix in place (:mod:`edit_hooks.modeling.prefix_attention`).
+        prefix_apart: attention can read a cached prefix in place (:mod:`edit_hooks.modeling.forward.prefix_attention`).
         failed: name of a check -> why it failed, one line each.
         passed: names of the checks that passed.
     """

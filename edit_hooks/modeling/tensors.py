@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from edit_hooks.utils.errors import EditingError, first_line
-from edit_hooks.utils.files import replacing, require_file
+from edit_hooks.utils.storage.files import replacing, require_file
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]) -> None:

@@ -21,17 +21,17 @@ from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.row_adapters import PerRowAdapters
 from edit_hooks.gradient.label_forward import CachedLabelForward, PlainLabelForward
 from edit_hooks.gradient.labeled_rows import LabeledRow, batch_rows
-from edit_hooks.locate.reference_forward import ReferenceForward
-from edit_hooks.locate.rows import TokenRow
-from edit_hooks.locate.suffix_forward import SuffixForward
-from edit_hooks.locate.value_batch import Site, ValueBatch, ValueForward
+from edit_hooks.locate.values.reference_forward import ReferenceForward
+from edit_hooks.locate.values.rows import TokenRow
+from edit_hooks.locate.values.suffix_forward import SuffixForward
+from edit_hooks.locate.values.value_batch import Site, ValueBatch, ValueForward
 from edit_hooks.modeling.architectures import Architecture, head_of, input_device, is_transposed, map_shape
-from edit_hooks.modeling.forward_pass import agree, probe_rows
+from edit_hooks.modeling.forward.forward_pass import agree, probe_rows
+from edit_hooks.modeling.forward.kv_cache import right_padded
+from edit_hooks.modeling.forward.lm_head import default_max_logits
+from edit_hooks.modeling.forward.vocab_loss import vocab_losses
 from edit_hooks.modeling.hooks import hooks, on_input, on_output, select_positions
-from edit_hooks.modeling.kv_cache import right_padded
-from edit_hooks.modeling.lm_head import default_max_logits
 from edit_hooks.modeling.tensors import at_least_float32
-from edit_hooks.modeling.vocab_loss import vocab_losses
 from edit_hooks.utils.errors import first_line
 
 LENGTHS = (9, 6)  # of the rows

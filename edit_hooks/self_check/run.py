@@ -9,18 +9,18 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from edit_hooks.locate.value_batch import Site
+from edit_hooks.locate.values.value_batch import Site
 from edit_hooks.modeling.architectures import ROLES, Architecture, architecture_of, map_shape, text_config, unwrapped
-from edit_hooks.modeling.forward_pass import forward_pass_of
+from edit_hooks.modeling.fingerprint.identity import computation_identity
+from edit_hooks.modeling.forward.forward_pass import forward_pass_of
 from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.hooks import frozen
-from edit_hooks.modeling.identity import computation_identity
 from edit_hooks.modeling.support import Support, editable_blocks, known_support, record_support
 from edit_hooks.self_check.probes import PlainPasses, ProbeError, plain_errors, require
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.hashing import code_fingerprint
 from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.storage.hashing import code_fingerprint
 
 log = get_logger("lm_eval.edited_hf")
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from edit_hooks.answers import ModelAnswer, answer_from_json, answer_to_json
 from edit_hooks.store.layout import ANSWERS, ANSWERS_TABLE, mark
-from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.progress import Finished
-from edit_hooks.utils.sqlite_cache import CacheTable, SQLiteCache
+from edit_hooks.utils.storage.hashing import key_of
+from edit_hooks.utils.storage.sqlite_cache import CacheTable, SQLiteCache
 
 TABLE = CacheTable(name=ANSWERS_TABLE, columns="key TEXT PRIMARY KEY, answer TEXT, checksum TEXT", value="answer")
 

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from edit_hooks.modeling.identity import ModelIdentity, differences
+from edit_hooks.modeling.fingerprint.identity import ModelIdentity, differences
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.json_io import read_json
 from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.storage.json_io import read_json
 
 log = get_logger("lm_eval.edited_hf")
 

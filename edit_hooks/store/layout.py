@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from edit_hooks.utils.files import write_atomically, write_to_cache
-from edit_hooks.utils.sqlite_cache import tables_in
+from edit_hooks.utils.storage.files import write_atomically, write_to_cache
+from edit_hooks.utils.storage.sqlite_cache import tables_in
 
 MARKER = ".lm-edit-store"
 MARKER_TEXT = json.dumps({"format": "lm-eval-editing/store/1", "contents": "finished edits and answers"}) + "\n"

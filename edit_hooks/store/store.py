@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.store.layout import ANSWERS, DELTAS, JSON, LOCKS, MARKER, StoredFile, is_marked, mark, stored_files
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import (
+from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.storage.files import (
     cache_root,
     remove_leftovers,
     require_folder,
@@ -30,11 +31,10 @@ from edit_hooks.utils.files import (
     write_atomically,
     write_to_cache,
 )
-from edit_hooks.utils.hashing import key_of
-from edit_hooks.utils.json_io import json_text, read_json
-from edit_hooks.utils.locks import locked
-from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.sqlite_cache import remove_database
+from edit_hooks.utils.storage.hashing import key_of
+from edit_hooks.utils.storage.json_io import json_text, read_json
+from edit_hooks.utils.storage.locks import locked
+from edit_hooks.utils.storage.sqlite_cache import remove_database
 
 log = get_logger("lm_eval.edited_hf")
 
@@ -47,7 +47,7 @@ class Description:
 
     Attributes:
         what: kind of result.
-        model: the parts of a :class:`~edit_hooks.modeling.identity.ModelIdentity`.
+        model: the parts of a :class:`~edit_hooks.modeling.fingerprint.identity.ModelIdentity`.
         code: fingerprint of the code behind the result.
         inputs: all other inputs (JSON-able): editor, configuration, requests, ...
     """

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from edit_hooks.prompt_context import continuation
-from edit_hooks.utils.hashing import key_of
-from edit_hooks.utils.readable import readable
+from edit_hooks.utils.storage.hashing import key_of
+from edit_hooks.utils.text.readable import readable
 
 # What a random number is drawn for; part of the seed.
 ORDER, PARAPHRASE, LOCALITY = 0, 1, 2

@@ -16,8 +16,8 @@ from edit_hooks.training.find import trainer_class
 from edit_hooks.training.settings import resolve_settings
 from edit_hooks.training.trainer import ImportSource, describe_model
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import path_digest, user_path, without_folders
-from edit_hooks.utils.outputs import check_output_folder
+from edit_hooks.utils.storage.files import path_digest, user_path, without_folders
+from edit_hooks.utils.storage.outputs import check_output_folder
 
 
 def check_import(weights: str | Path, out: str | Path) -> tuple[Path, Path]:

@@ -14,7 +14,7 @@ from edit_hooks.base.editor import Editor
 from edit_hooks.base.shipped import find_shipped
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
+from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE
 
 SettingsT = TypeVar("SettingsT", bound="TrainingSettings")
 

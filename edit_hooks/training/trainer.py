@@ -24,19 +24,19 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.trained_artifact import ArtifactKind, edit_digest
+from edit_hooks.base.artifacts.trained_artifact import ArtifactKind, edit_digest
 from edit_hooks.modeling.architectures import unwrapped
+from edit_hooks.modeling.fingerprint.identity import model_identity
 from edit_hooks.modeling.hooks import frozen
-from edit_hooks.modeling.identity import model_identity
 from edit_hooks.modeling.tensors import read_tensors, write_tensors
 from edit_hooks.modeling.weights import check_weights, keep_layout
 from edit_hooks.training.edit_data import EditData, LossTerms, NumberedExample, training_batch
 from edit_hooks.training.settings import TrainingSettings
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import remove_leftovers, without_folders
-from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.outputs import check_output_folder, check_writable_folder
+from edit_hooks.utils.storage.files import remove_leftovers, without_folders
+from edit_hooks.utils.storage.hashing import key_of
+from edit_hooks.utils.storage.outputs import check_output_folder, check_writable_folder
 
 log = get_logger("lm_eval.edited_hf")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.logs import get_logger, warn_once
-from edit_hooks.utils.numbers import shorten
+from edit_hooks.utils.settings.numbers import shorten
 from judges.backends.base import JUDGE, BackendResult, Fault, OnReply, Reply, Role
 from judges.backends.dispatcher import DispatchPolicy, RequestDispatcher
 from judges.backends.http_requests import RefusedResponse, RequestLoop, bounded_client, refused_fault

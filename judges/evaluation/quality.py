@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.json_io import read_rows
 from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.storage.json_io import read_rows
 from judges.base import CORRECT, LABELS, Item, Judge, Report, Verdict
 from judges.evaluation.agreement import compute_kappa, kappa_interval
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edit_hooks.utils.files import cache_root, require_folder
 from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.storage.files import cache_root, require_folder
 from judges.backends.base import Backend, Fault, Outcome, Reply
 from judges.base import Item, Judgment, Report, Verdict, count_reasons
 from judges.model.cost import CostEstimate

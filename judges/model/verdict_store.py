@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from edit_hooks.utils.sqlite_cache import CacheTable, Column, SQLiteCache
+from edit_hooks.utils.storage.sqlite_cache import CacheTable, Column, SQLiteCache
 from judges.backends.base import Reply
 from judges.base import Item
 

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edit_hooks.utils.files import cache_root, require_folder
-from edit_hooks.utils.sqlite_cache import CacheTable, Column, SQLiteCache
+from edit_hooks.utils.storage.files import cache_root, require_folder
+from edit_hooks.utils.storage.sqlite_cache import CacheTable, Column, SQLiteCache
 from judges.backends.base import UNFINISHED_THOUGHT, Backend, Fault, Outcome, Reply
 from judges.base import CoverageError, what_is_kept
 from judges.model.cost import CostEstimate

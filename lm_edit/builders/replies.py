@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from edit_hooks.utils.scripts import mention_of
+from edit_hooks.utils.text.scripts import mention_of
 from judges.backends.base import UNFINISHED_THOUGHT, Fault, Outcome
 
 MAX_NAME = 100  # characters of a subject, relation or object

@@ -26,7 +26,7 @@ def _run_cache(args: argparse.Namespace) -> int:
     if args.action == "prune" and args.max_size is None:
         raise EditingError("--max-size is missing: lm-edit cache prune --max-size 5GB (0 removes everything).")
     from edit_hooks.store.store import Store, sizes_outside_store
-    from edit_hooks.utils.files import parse_size
+    from edit_hooks.utils.storage.files import parse_size
 
     store = Store(args.store)
     if args.action == "prune":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.numbers import POSITIVE
+from edit_hooks.utils.settings.numbers import POSITIVE
 from lm_edit.cli.command import DATA_HELP, Verb, real, say, table, whole, yes_no
 
 if TYPE_CHECKING:

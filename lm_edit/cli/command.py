@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.numbers import POSITIVE, SEED, Range
 from edit_hooks.utils.printable import printable
+from edit_hooks.utils.settings.numbers import POSITIVE, SEED, Range
 
 if TYPE_CHECKING:
     from edit_hooks.lm.model import EditedHFLM
@@ -153,12 +153,12 @@ def check_output_files(args: argparse.Namespace, *names: str, inputs: Iterable[s
     """Check the named output options before the work; they become paths with ``~`` expanded.
 
     Args:
-        inputs: what the verb reads; see :func:`edit_hooks.utils.outputs.check_output_file`.
+        inputs: what the verb reads; see :func:`edit_hooks.utils.storage.outputs.check_output_file`.
 
     Raises:
         EditingError: for paths that cannot be written or would overwrite something.
     """
-    from edit_hooks.utils.outputs import check_output_file
+    from edit_hooks.utils.storage.outputs import check_output_file
 
     sources = [source for source in inputs if source is not None]
     outputs: list[Path] = []
@@ -174,7 +174,7 @@ def check_output_files(args: argparse.Namespace, *names: str, inputs: Iterable[s
 
 def write_output(path: Path, text: str) -> None:
     """Write an output file atomically, with its folder."""
-    from edit_hooks.utils.files import write_atomically
+    from edit_hooks.utils.storage.files import write_atomically
 
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text)
@@ -208,7 +208,7 @@ def check_data_options(args: argparse.Namespace) -> None:
     Raises:
         EditingError: as described.
     """
-    from edit_hooks.utils.files import names_file
+    from edit_hooks.utils.storage.files import names_file
     from lm_eval_tasks.common.records.benchmark import check_data
 
     if not names_file(args.edits):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.numbers import NON_NEGATIVE, SEED
+from edit_hooks.utils.settings.numbers import NON_NEGATIVE, SEED
 from lm_edit.cli.command import (
     Verb,
     add_data_arguments,

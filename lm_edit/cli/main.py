@@ -12,33 +12,19 @@ from collections.abc import Sequence
 from edit_hooks.utils.errors import DEBUG_VARIABLE, EXIT_CODE, EditingError, traceback_wanted
 from edit_hooks.utils.printable import printable
 from edit_hooks.utils.terminal import accept_all_characters, check_working_folder
-from lm_edit.cli import (
+from lm_edit.cli import cache, catalog, check_model, contract, embed
+from lm_edit.cli.building import (
     bake_files,
     build_bake,
     build_knowgic,
     build_qaedit,
     build_seeds,
-    cache,
-    catalog,
-    check_model,
-    compare,
-    contract,
     conversion,
-    edits,
-    embed,
-    figures,
     grow_graph,
-    importing,
-    judging,
-    leaderboard,
-    results,
-    stats,
-    sweep,
-    trace,
-    training,
-    tune,
 )
 from lm_edit.cli.command import Verb
+from lm_edit.cli.editing import edits, importing, stats, trace, training, tune
+from lm_edit.cli.evaluating import compare, figures, judging, leaderboard, results, sweep
 
 VERBS: dict[str, Verb] = {
     **catalog.VERBS,

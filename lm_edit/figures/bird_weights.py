@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from edit_hooks.utils.hashing import key_of
-from lm_edit.figures.charts import Chart, Lines, Reference, Series
+from edit_hooks.utils.storage.hashing import key_of
+from lm_edit.figures.drawing.charts import Chart, Lines, Reference, Series
 from lm_edit.figures.needs import DEFAULTS, Needs, Options
 from lm_edit.figures.select import (
     UNEDITED,

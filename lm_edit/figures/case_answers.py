@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from edit_hooks.request import statement_of
+from lm_edit.figures.drawing.tables import Table
 from lm_edit.figures.inputs import Inputs
 from lm_edit.figures.needs import DEFAULTS, SAMPLES, Needs, Options
 from lm_edit.figures.select import OF_CASE_SETS, UNEDITED, edited_labels, require_comparable_documents
 from lm_edit.figures.spec import FigureSpec
-from lm_edit.figures.tables import Table
-from lm_edit.results.documents import CaseDocument, SavedResponse
+from lm_edit.results.answers.documents import CaseDocument, SavedResponse
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edit_hooks.utils.json_io import read_json
-from lm_edit.figures.charts import Chart, HeatMap
+from edit_hooks.utils.storage.json_io import read_json
+from lm_edit.figures.drawing.charts import Chart, HeatMap
+from lm_edit.figures.drawing.output import write_figure
 from lm_edit.figures.inputs import Inputs
 from lm_edit.figures.needs import FILE, Needs, Options
-from lm_edit.figures.output import write_figure
 from lm_edit.figures.spec import FigureSpec
 
 if TYPE_CHECKING:
-    from edit_hooks.locate.causal_trace import Trace
+    from edit_hooks.locate.tracing.causal_trace import Trace
 
 TITLES = {"state": "block output", "mlp": "MLP, window of {window}", "attention": "attention, window of {window}"}
 
@@ -30,7 +30,7 @@ def draw(trace: Mapping[str, Any], title: str = "") -> Chart:
     """A heat map per kind of restored states; each color scale runs from zero (white) to the panel's largest effect.
 
     Args:
-        trace: the fields of :class:`~edit_hooks.locate.causal_trace.Trace`.
+        trace: the fields of :class:`~edit_hooks.locate.tracing.causal_trace.Trace`.
     """
     try:
         panels = [

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edit_hooks.utils.files import user_path
+from edit_hooks.utils.storage.files import user_path
 from lm_edit.figures.needs import Needs
 from lm_edit.results.comparing import run_labels
 from lm_edit.results.filters import MATRIX, SAMPLE_FILE, places_of, rows_at
@@ -16,7 +16,7 @@ from lm_edit.results.filters import MATRIX, SAMPLE_FILE, places_of, rows_at
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from lm_edit.results.documents import CaseDocument
+    from lm_edit.results.answers.documents import CaseDocument
     from lm_edit.results.tables import ResultSet
 
 
@@ -60,7 +60,7 @@ class Inputs:
 
     def documents(self) -> list[CaseDocument]:
         """The cases of the results that ``only`` accepts."""
-        from lm_edit.results.documents import load_documents
+        from lm_edit.results.answers.documents import load_documents
 
         return list(load_documents(self._read, places=places_of(self.rows(), SAMPLE_FILE)))
 

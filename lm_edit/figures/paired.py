@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from lm_edit.figures.charts import SHARE, Bars, Chart
+from lm_edit.figures.drawing.charts import SHARE, Bars, Chart
 from lm_edit.figures.needs import DEFAULTS, Needs, Options
 from lm_edit.figures.select import (
     MISSING,

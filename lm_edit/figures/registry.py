@@ -7,35 +7,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError, near_misses
-from lm_edit.figures import (
-    answer_gap,
-    bake_answers,
-    bake_icl,
-    bake_logprob,
-    bake_statistics,
-    bird_weights,
-    case_answers,
-    causal_trace,
-    evk_align,
-    evk_glue,
-    evk_map,
+from lm_edit.figures import bird_weights, case_answers, causal_trace
+from lm_edit.figures.bake import bake_answers, bake_icl, bake_logprob, bake_statistics
+from lm_edit.figures.drawing.output import check_output, write_figure
+from lm_edit.figures.evk import evk_align, evk_glue, evk_map
+from lm_edit.figures.inputs import Inputs
+from lm_edit.figures.needs import DATA, DEFAULTS, Options
+from lm_edit.figures.spec import FigureSpec
+from lm_edit.figures.thinkedit import (
     knowgic_lengths,
-    qaedit_categories,
     thinkedit_ckp,
     thinkedit_graph,
     thinkedit_ifr,
     thinkedit_steps,
     thinkedit_tradeoff,
+)
+from lm_edit.figures.wild import (
+    answer_gap,
+    qaedit_categories,
     wild_batches,
     wild_gap,
     wild_grid,
     wild_retention,
     wild_table,
 )
-from lm_edit.figures.inputs import Inputs
-from lm_edit.figures.needs import DATA, DEFAULTS, Options
-from lm_edit.figures.output import check_output, write_figure
-from lm_edit.figures.spec import FigureSpec
 from lm_edit.results.filters import read_conditions
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.figures.charts import Reference, Series
+from lm_edit.figures.drawing.charts import Reference, Series
 from lm_edit.figures.needs import Needs, Options
 from lm_edit.results.comparing import (
     MODEL,
@@ -31,7 +31,7 @@ from lm_eval_tasks.common.scoring.columns import same_up_to_last_digits
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from lm_edit.results.documents import CaseDocument
+    from lm_edit.results.answers.documents import CaseDocument
 
 UNEDITED = "unedited"
 FINAL = ""

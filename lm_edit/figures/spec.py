@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.figures.charts import Chart
+from lm_edit.figures.drawing.charts import Chart
+from lm_edit.figures.drawing.tables import Table
 from lm_edit.figures.inputs import Inputs
 from lm_edit.figures.needs import DATA, FILE, Needs, Options
-from lm_edit.figures.tables import Table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,11 @@ import yaml
 
 from edit_hooks.base.registry import editor_class, editor_names, load_editor
 from edit_hooks.utils.errors import EditingError, near_misses
-from edit_hooks.utils.files import read_text, require_file
-from edit_hooks.utils.json_io import read_json
-from edit_hooks.utils.numbers import shorten
-from edit_hooks.utils.released_settings import NAMES, is_released, translate
-from edit_hooks.utils.yaml_io import parse_yaml
+from edit_hooks.utils.settings.numbers import shorten
+from edit_hooks.utils.settings.released_settings import NAMES, is_released, translate
+from edit_hooks.utils.storage.files import read_text, require_file
+from edit_hooks.utils.storage.json_io import read_json
+from edit_hooks.utils.storage.yaml_io import parse_yaml
 
 # alg_name there -> editor here, where they differ by more than case and hyphens.
 EDITORS: Mapping[str, str] = {

@@ -26,12 +26,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from edit_hooks.locate.matrix_files import matrix_file
-from edit_hooks.locate.second_moments import moments_of_texts
+from edit_hooks.locate.moments.matrix_files import matrix_file
+from edit_hooks.locate.moments.second_moments import moments_of_texts
 from edit_hooks.modeling.architectures import architecture_of, check_layers, map_shape, unwrapped
 from edit_hooks.modeling.tensors import read_tensors, write_tensors
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import require_file, sha256_of
+from edit_hooks.utils.storage.files import require_file, sha256_of
 from lm_edit.imports.npz_file import read_key_sum
 from lm_edit.imports.torch_file import TorchFile, tensors_of
 

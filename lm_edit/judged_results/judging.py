@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import edit_hooks.lm.model  # noqa: F401  # registers the options that tasks accept in their metadata
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import remove_leftovers, user_path
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.outputs import check_writable_folder
+from edit_hooks.utils.storage.files import remove_leftovers, user_path
+from edit_hooks.utils.storage.outputs import check_writable_folder
 from judges.base import CoverageError, what_is_kept
 from judges.model.cost import CostEstimate
 from judges.model.factory import make_model_judge

@@ -17,9 +17,9 @@ from lm_eval.utils import handle_non_serializable, sanitize_list
 
 from edit_hooks.utils.errors import EditingError, first_line
 from judges.base import Item
-from lm_edit.results.runs import ResultFile
-from lm_edit.results.samples import read_saved_response
-from lm_edit.results.shape import as_saved
+from lm_edit.results.answers.samples import read_saved_response
+from lm_edit.results.files.runs import ResultFile
+from lm_edit.results.files.shape import as_saved
 from lm_eval_tasks.common.asking.probes import Document
 from lm_eval_tasks.common.fillable import LEFT_OUT
 from lm_eval_tasks.common.saved_cases import SAVED_CASES, SavedCases

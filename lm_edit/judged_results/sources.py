@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import user_path
-from lm_edit.results.runs import ResultFile, read_result_file
-from lm_edit.results.sample_files import current_sample_files
+from edit_hooks.utils.storage.files import user_path
+from lm_edit.results.answers.sample_files import current_sample_files
+from lm_edit.results.files.runs import ResultFile, read_result_file
+from lm_edit.results.files.task_facts import TaskFacts
 from lm_edit.results.tables import current_tasks
-from lm_edit.results.task_facts import TaskFacts
 
 NEEDED = "--write-results needs the files of lm_eval --output_path --log_samples as the run left them"
 
@@ -26,8 +26,8 @@ class JudgedFile(NamedTuple):
 def find_sources(paths: Sequence[str]) -> list[JudgedFile]:
     """Find the tasks to judge, by result file.
 
-    The samples are those of :func:`~lm_edit.results.sample_files.current_sample_files`. A result file includes all
-    sample files beside it.
+    The samples are those of :func:`~lm_edit.results.answers.sample_files.current_sample_files`. A result file includes
+    all sample files beside it.
 
     Raises:
         EditingError: for samples without a result file, for tasks with judged columns and without samples, and where

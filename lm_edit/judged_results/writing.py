@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from edit_hooks.lm.loading.versions import installed_versions
-from edit_hooks.utils.files import remove_at_once, replacing
-from edit_hooks.utils.json_io import json_lines, json_text
 from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.storage.files import remove_at_once, replacing
+from edit_hooks.utils.storage.json_io import json_lines, json_text
 from lm_edit.judged_results.replay import JudgedTask
-from lm_edit.results.provenance import JUDGED_LATER, judgings, run_of
-from lm_edit.results.runs import ResultFile, finished_files, read_result_file
-from lm_edit.results.sample_rows import hash_of_samples
-from lm_eval_tasks.report.anomalies import find_anomalies
+from lm_edit.results.files.provenance import JUDGED_LATER, judgings, run_of
+from lm_edit.results.files.runs import ResultFile, finished_files, read_result_file
+from lm_edit.results.files.sample_rows import hash_of_samples
+from lm_eval_tasks.report.printing.anomalies import find_anomalies
 
 log = get_logger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from edit_hooks.utils.readable import readable
+from edit_hooks.utils.text.readable import readable
 from lm_edit.leaderboard import significance
 from lm_edit.leaderboard.columns import Column, ColumnKey
 from lm_edit.leaderboard.significance import Comparison, Ranking

@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
-from edit_hooks.utils.json_io import json_text
-from lm_edit.results.documents import CaseDocument, SavedResponse
+from edit_hooks.utils.storage.json_io import json_text
+from lm_edit.results.answers.documents import CaseDocument, SavedResponse
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 

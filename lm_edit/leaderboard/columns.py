@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from edit_hooks.utils.errors import EditingError, near_misses
-from edit_hooks.utils.yaml_io import read_yaml
+from edit_hooks.utils.storage.yaml_io import read_yaml
 from lm_edit.results.comparing import SAME_SCORE, differences
 from lm_edit.results.filters import is_missing, text_of
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edit_hooks.utils.errors import EditingError, near_misses
-from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.storage.json_io import read_json
 from lm_edit.leaderboard.columns import Column
 
 FILE = Path(__file__).with_name("published.json")

@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from edit_hooks.utils.files import packaged_file, read_text
+from edit_hooks.utils.storage.files import packaged_file, read_text
 from lm_edit.leaderboard.board import Board, Cell, Row
 from lm_edit.leaderboard.cases import Cases, Json, to_json
 from lm_edit.leaderboard.columns import Column, ColumnKey

@@ -9,16 +9,16 @@ from typing import NamedTuple
 import pandas as pd
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import blocks_of
+from edit_hooks.utils.storage.files import blocks_of
 from lm_edit.leaderboard.cases import collect_cases
 from lm_edit.leaderboard.columns import describe_case_sets, find_columns
 from lm_edit.leaderboard.published import columns_named, published_rows
 from lm_edit.leaderboard.render_html import MAX_MEGABYTES, render_html
 from lm_edit.leaderboard.render_text import CSV_HEADER, GENERATOR, render_csv, render_latex, render_markdown
 from lm_edit.leaderboard.table import build_board, refuse_two_files
-from lm_edit.results.documents import load_cases_and_documents
+from lm_edit.results.answers.documents import load_cases_and_documents
+from lm_edit.results.files.runs import ResultFile
 from lm_edit.results.filters import SAMPLE_FILE, filter_rows, places_of, rows_at
-from lm_edit.results.runs import ResultFile
 from lm_edit.results.statistics.intervals import RESAMPLES
 from lm_edit.results.tables import ResultSet, load_results
 
@@ -103,7 +103,7 @@ def refused_together(files: Sequence[ResultFile], asked: pd.DataFrame) -> str:
     """Why the leaderboard would refuse these results, "" if it would not; nothing is computed.
 
     Args:
-        asked: what was asked of the tasks with samples, see :class:`lm_edit.results.check.CheckReport`.
+        asked: what was asked of the tasks with samples, see :class:`lm_edit.results.checking.check.CheckReport`.
     """
     try:
         read = ResultSet(files)

@@ -9,11 +9,11 @@ from typing import Any
 import pandas as pd
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.json_io import parse_json
+from edit_hooks.utils.storage.json_io import parse_json
+from lm_edit.results.files.shape import COUNT, NUMBER, Shape, as_saved, each, fields, listed, maybe
+from lm_edit.results.files.task_facts import TaskFacts
 from lm_edit.results.schema import BREAKDOWN_COLUMNS, RETENTION_COLUMNS, SCHEMA_VERSION
-from lm_edit.results.shape import COUNT, NUMBER, Shape, as_saved, each, fields, listed, maybe
 from lm_edit.results.tables import ResultSet, Source, make_frame
-from lm_edit.results.task_facts import TaskFacts
 from lm_eval_tasks.common.scoring.columns import MetricColumn, read_columns
 from lm_eval_tasks.common.task.stages import RETENTION
 

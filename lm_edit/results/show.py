@@ -11,8 +11,8 @@ import pandas as pd
 
 from edit_hooks.utils.errors import EditingError, near_misses
 from lm_edit.results.comparing import SAME_CASES, SAME_SCORE, differences, run_labels, shared_facts
+from lm_edit.results.files.runs import Paths
 from lm_edit.results.filters import filter_rows
-from lm_edit.results.runs import Paths
 from lm_edit.results.statistics.intervals import Interval
 from lm_edit.results.statistics.of_rows import describe_intervals, interval_of
 from lm_edit.results.tables import load_results

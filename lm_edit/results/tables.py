@@ -13,10 +13,10 @@ import pandas as pd
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
-from lm_edit.results.runs import Paths, ResultFile, Samples, read_result_files
+from lm_edit.results.files.runs import Paths, ResultFile, Samples, read_result_files
+from lm_edit.results.files.shape import as_saved
+from lm_edit.results.files.task_facts import TaskFacts
 from lm_edit.results.schema import CASE_COLUMNS, REAL, RESULT_COLUMNS, SCHEMA_VERSION
-from lm_edit.results.shape import as_saved
-from lm_edit.results.task_facts import TaskFacts
 from lm_eval_tasks.common.scoring.columns import MetricColumn, is_number, read_columns, same_up_to_last_digits
 from lm_eval_tasks.report.run_facts import is_editing_task
 

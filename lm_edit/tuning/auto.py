@@ -2,7 +2,8 @@
 
 Three looks at the model, on a dozen facts that are embedded for this purpose:
 
-- a short causal trace (:mod:`edit_hooks.locate.causal_trace`): the blocks whose MLPs carry a fact at its subject;
+- a short causal trace (:mod:`edit_hooks.locate.tracing.causal_trace`): the blocks whose MLPs carry a fact at its
+  subject;
 - the norms of the MLPs' outputs there: a block whose output is many times that of the others is a sink, and an edit of
   it wrecks the model, so it is no candidate;
 - a search (:mod:`lm_edit.tuning.search`) over the blocks that are left, those by depth, and the step.
@@ -22,18 +23,18 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.registry import load_editor
 from edit_hooks.lm.model import EditedHFLM
-from edit_hooks.locate.causal_trace import TraceSettings, trace_facts
 from edit_hooks.locate.context_templates import BARE
-from edit_hooks.locate.key_reader import read_rows
-from edit_hooks.locate.rows import rewriting_row
+from edit_hooks.locate.tracing.causal_trace import TraceSettings, trace_facts
+from edit_hooks.locate.values.key_reader import read_rows
+from edit_hooks.locate.values.rows import rewriting_row
 from edit_hooks.modeling.architectures import num_layers, unwrapped
 from edit_hooks.modeling.support import editable_blocks
 from edit_hooks.self_check.run import require_support
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.hashing import code_fingerprint
-from edit_hooks.utils.locks import locked
 from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.storage.hashing import code_fingerprint
+from edit_hooks.utils.storage.locks import locked
 from lm_edit.tuning.cases import load_cases
 from lm_edit.tuning.search import search
 from lm_edit.tuning.settings_file import SearchRecord, write_settings

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import yaml
 
-from edit_hooks.utils.files import write_atomically
-from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.printable import printable
+from edit_hooks.utils.storage.files import write_atomically
+from edit_hooks.utils.storage.hashing import key_of
 from lm_edit.tuning.trials import Trial
 from lm_eval_tasks.common.records.cases import Case
 

@@ -28,8 +28,8 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference.batching import limits_for
-from edit_hooks.inference.distributions import NoisyPrompt, next_token_log_probs
-from edit_hooks.modeling.embedding_noise import drift_positions, gaussian_noise, noise_at
+from edit_hooks.inference.effects.distributions import NoisyPrompt, next_token_log_probs
+from edit_hooks.modeling.forward.embedding_noise import drift_positions, gaussian_noise, noise_at
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode
 from edit_hooks.request import EditRequest

@@ -35,13 +35,13 @@ from edit_hooks.inference.batching import limits_for
 from edit_hooks.inference.items import ScoreItem
 from edit_hooks.inference.scoring import score
 from edit_hooks.lm.editing.independent import BATCH, BATCH_ON_GPU
-from edit_hooks.modeling.identity import model_identity
+from edit_hooks.modeling.fingerprint.identity import model_identity
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.prompt_context import continuation
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.hashing import code_fingerprint, key_of
 from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.storage.hashing import code_fingerprint, key_of
 from lm_edit.tuning.stability import NearbyPrompts
 from lm_eval_tasks.common.records.cases import KINDS, NEIGHBORHOOD, PARAPHRASE, Case, Question
 

@@ -23,9 +23,9 @@ from lm_eval.api.model import LM
 from edit_hooks.prompt_context import AUTO, read_separator
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.numbers import SEED, require_whole
-from edit_hooks.utils.options import choice, parse_checkpoints, switch
-from edit_hooks.utils.readable import readable
+from edit_hooks.utils.settings.numbers import SEED, require_whole
+from edit_hooks.utils.settings.options import choice, parse_checkpoints, switch
+from edit_hooks.utils.text.readable import readable
 from lm_eval_tasks.common.saved_cases import has_saved_cases
 
 logger = get_logger("lm_eval.editing_tasks")

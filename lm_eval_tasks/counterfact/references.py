@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy
 
 from edit_hooks.utils.errors import EditingError, first_line
-from edit_hooks.utils.files import require_file, require_folder, sha256_of, user_path
-from edit_hooks.utils.json_io import read_json, read_rows
 from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.storage.files import require_file, require_folder, sha256_of, user_path
+from edit_hooks.utils.storage.json_io import read_json, read_rows
 from lm_eval_tasks.common.records.fields import Fields
 from lm_eval_tasks.common.scoring.text_metrics import inverse_document_frequencies
 from lm_eval_tasks.common.settings import Settings, text_setting

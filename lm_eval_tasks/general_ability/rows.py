@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from edit_hooks.utils.errors import EditingError, first_line
-from edit_hooks.utils.files import sha256_of, user_path
-from edit_hooks.utils.json_io import read_json, read_rows
 from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.storage.files import sha256_of, user_path
+from edit_hooks.utils.storage.json_io import read_json, read_rows
 from lm_eval_tasks.common.records.benchmark import all_benchmarks, without_foreign_data
 from lm_eval_tasks.common.records.dataset import DATA_HINT, DEFAULT_REVISION, HUB, MINI, Source, choose_data, named_set
 from lm_eval_tasks.common.records.published import DataFiles, read_records

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from edit_hooks.prompt_context import content_of
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.numbers import shorten
-from edit_hooks.utils.pinned_file import PinnedFile
+from edit_hooks.utils.settings.numbers import shorten
+from edit_hooks.utils.storage.pinned_file import PinnedFile
 from lm_eval_tasks.common.records.benchmark import Benchmark
 from lm_eval_tasks.common.records.cases import Question, count_missing
 from lm_eval_tasks.common.records.dataset import Source

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import user_path
-from edit_hooks.utils.json_io import read_json
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.pinned_file import PinnedFile
+from edit_hooks.utils.storage.files import user_path
+from edit_hooks.utils.storage.json_io import read_json
+from edit_hooks.utils.storage.pinned_file import PinnedFile
 from lm_eval_tasks.common.records.dataset import MINI, choose_data, named_set
 from lm_eval_tasks.common.settings import Settings, text_setting
 

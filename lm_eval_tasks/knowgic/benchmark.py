@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.pinned_file import PinnedFile
-from edit_hooks.utils.slots import fill_slots, split_slots
+from edit_hooks.utils.storage.pinned_file import PinnedFile
+from edit_hooks.utils.text.slots import fill_slots, split_slots
 from lm_eval_tasks.common.records.benchmark import Benchmark
 from lm_eval_tasks.common.records.cases import Question
 from lm_eval_tasks.common.records.dataset import Source

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from edit_hooks.prompt_context import QA_INSTRUCTION, statement
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.numbers import POSITIVE, require_number, require_whole
-from edit_hooks.utils.scripts import warn_of_english_rule
+from edit_hooks.utils.settings.numbers import POSITIVE, require_number, require_whole
+from edit_hooks.utils.text.scripts import warn_of_english_rule
 from lm_eval_tasks.common.settings import Setting, Settings, choice_setting
 from lm_eval_tasks.knowgic.case import Hop
 from lm_eval_tasks.protocols.fluency import GENERATION_SEED

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.pinned_file import UrlFile
+from edit_hooks.utils.storage.pinned_file import UrlFile
 from lm_eval_tasks.common.records.benchmark import Benchmark
 from lm_eval_tasks.common.records.dataset import Source
 from lm_eval_tasks.common.records.fields import Fields, source_id

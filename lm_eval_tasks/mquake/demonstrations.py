@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import read_text, require_folder, sha256_of, user_path
-from edit_hooks.utils.json_io import read_json
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.pinned_file import PinnedFile
+from edit_hooks.utils.storage.files import read_text, require_folder, sha256_of, user_path
+from edit_hooks.utils.storage.json_io import read_json
+from edit_hooks.utils.storage.pinned_file import PinnedFile
 from lm_eval_tasks.common.records.dataset import HUB, choose_data
 from lm_eval_tasks.common.settings import Settings, text_setting
 

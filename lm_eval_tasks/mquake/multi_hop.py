@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from edit_hooks.decoding import AskedModel, Decoding
-from edit_hooks.utils.scripts import PERIODS
+from edit_hooks.utils.text.scripts import PERIODS
 from judges.match import has_answer
 from lm_eval_tasks.common.asking.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
 from lm_eval_tasks.common.records.cases import EFFICACY, Question

@@ -14,8 +14,8 @@ from typing import Any
 
 from edit_hooks.decoding import Decoding, Sampling
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.numbers import SEED, require_whole
-from edit_hooks.utils.scripts import warn_of_english_rule
+from edit_hooks.utils.settings.numbers import SEED, require_whole
+from edit_hooks.utils.text.scripts import warn_of_english_rule
 from lm_eval_tasks.common.asking.answers import why_without_tokens
 from lm_eval_tasks.common.asking.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
 from lm_eval_tasks.common.records.cases import Case

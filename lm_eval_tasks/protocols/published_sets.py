@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edit_hooks.utils.pinned_file import PinnedFile
+from edit_hooks.utils.storage.pinned_file import PinnedFile
 
 LOCFT_3K = "locft_3k"  # data=hub:locft_3k
 

@@ -20,7 +20,7 @@ from typing import Any, get_args
 
 from edit_hooks.state_reading import NAMED_STATES, Drift, EmbeddingDrift, State, StateReading
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.numbers import NON_NEGATIVE, SEED, require_number, require_whole
+from edit_hooks.utils.settings.numbers import NON_NEGATIVE, SEED, require_number, require_whole
 from lm_eval_tasks.common.asking.probes import CaseAnswers, Probe, ProbeAnswers, case_doc, question_doc
 from lm_eval_tasks.common.records.cases import Case
 from lm_eval_tasks.common.scoring.measures import Measure, case_mean, mean_over, state_cosine

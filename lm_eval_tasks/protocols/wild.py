@@ -15,7 +15,7 @@ from edit_hooks.decoding import AskedModel, Decoding
 from edit_hooks.prompt_context import QA_INSTRUCTION
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.scripts import warn_of_english_rule
+from edit_hooks.utils.text.scripts import warn_of_english_rule
 from lm_eval_tasks.common.asking.probes import OWN_CHAT, CaseAnswers, Probe, ProbeAnswers, case_doc
 from lm_eval_tasks.common.records.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case, Question
 from lm_eval_tasks.common.scoring import measures

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from edit_hooks.prompt_context import statement
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.scripts import warn_of_english_rule
+from edit_hooks.utils.text.scripts import warn_of_english_rule
 
 logger = get_logger("lm_eval.editing_tasks")
 

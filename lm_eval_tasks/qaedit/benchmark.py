@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.pinned_file import PinnedFile
+from edit_hooks.utils.storage.pinned_file import PinnedFile
 from judges.match import normalize
 from lm_eval_tasks.common.records.benchmark import Benchmark
 from lm_eval_tasks.common.records.cases import Case, Question

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from edit_hooks.utils.options import SECRET_OPTIONS
+from edit_hooks.utils.settings.options import SECRET_OPTIONS
 
 # Arguments that files of other model classes may have, and of `edited_hf` from before it refused them.
 SECRETS = (*SECRET_OPTIONS, "api_key")

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from edit_hooks.assets.demo_name import DEMO_NAME
 from edit_hooks.run_options import RUN_OPTIONS
-from edit_hooks.utils.hashing import key_of
-from edit_hooks.utils.readable import readable
+from edit_hooks.utils.storage.hashing import key_of
+from edit_hooks.utils.text.readable import readable
 from lm_eval_tasks.report.editor_settings import as_given
 from lm_eval_tasks.report.model_parts import model_parts, parts_text
 from lm_eval_tasks.report.portable import by_value, portable

@@ -14,7 +14,7 @@ from typing import Any
 
 from edit_hooks.run_options import RUN_OPTIONS
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.storage.hashing import key_of
 from lm_eval_tasks.report.editor_settings import without_setting
 from lm_eval_tasks.report.portable import by_value, portable
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.pinned_file import UrlFile
+from edit_hooks.utils.storage.pinned_file import UrlFile
 from lm_eval_tasks.common.records.benchmark import Benchmark
 from lm_eval_tasks.common.records.cases import Case, count_missing
 from lm_eval_tasks.common.records.dataset import Source

@@ -48,7 +48,7 @@ def _add_anomalies(evaluator: ModuleType) -> None:
         if results and given.get("samples") and "config" in results:  # lm-eval does not record them
             results["config"]["samples"] = given["samples"]
         if results and "edited_hf" in results.get("config", {}):
-            from lm_eval_tasks.report.anomalies import add_anomalies
+            from lm_eval_tasks.report.printing.anomalies import add_anomalies
 
             add_anomalies(results)
             name_run_folder(tracker, results)
@@ -66,7 +66,7 @@ def check_output(tracker: Any) -> None:
     """
     place = getattr(tracker, "output_path", None)
     if place and os.environ.get("RANK", "0") == "0":
-        from edit_hooks.utils.outputs import check_writable_folder
+        from edit_hooks.utils.storage.outputs import check_writable_folder
 
         is_file = os.path.splitext(place)[1] == ".json"  # lm-eval adds the date to its name
         check_writable_folder(os.path.dirname(place) or "." if is_file else place)
@@ -156,8 +156,8 @@ def shorten_table(utils: ModuleType) -> None:
     @functools.wraps(original)
     def make_table(result_dict: Any, column: str = "results", *args: Any, **kwargs: Any) -> Any:
         try:
-            from lm_eval_tasks.report.anomalies import table_note
-            from lm_eval_tasks.report.printed_table import left_out_note, shown_results
+            from lm_eval_tasks.report.printing.anomalies import table_note
+            from lm_eval_tasks.report.printing.printed_table import left_out_note, shown_results
 
             shown = shown_results(result_dict, column)
             is_last = column != "results" or "groups" not in result_dict

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.pinned_file import PinnedFile, UrlFile
+from edit_hooks.utils.storage.pinned_file import PinnedFile, UrlFile
 from lm_eval_tasks.common.records.benchmark import Benchmark
 from lm_eval_tasks.common.records.cases import Case, OmittedRecord, Question
 from lm_eval_tasks.common.records.dataset import Source

@@ -18,7 +18,7 @@ from edit_hooks.contract.subject import contract_settings
 from edit_hooks.contract.tiny_models import build_model, build_tokenizer
 from edit_hooks.lm.editing.stream import EditStream, Guard
 from edit_hooks.lm.options.plan import EditPlan, chunked
-from edit_hooks.modeling.identity import model_identity
+from edit_hooks.modeling.fingerprint.identity import model_identity
 from edit_hooks.store.store import Store
 
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -17,7 +17,7 @@ from task_runs import run
 
 import lm_eval_editing_autoload
 from edit_hooks.utils.logs import BANNER, get_logger
-from lm_eval_tasks.report.anomalies import find_anomalies
+from lm_eval_tasks.report.printing.anomalies import find_anomalies
 
 lm_eval_editing_autoload.install()  # as the .pth file does in an installed environment
 

@@ -22,10 +22,10 @@ from wild_answers import WILD_TASK, wild_texts
 
 from edit_hooks.contract.tiny_models import SENTENCES, build_tokenizer
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.locate.null_space import null_space_of
-from edit_hooks.locate.second_moments import MomentSettings, second_moments
+from edit_hooks.locate.moments.null_space import null_space_of
+from edit_hooks.locate.moments.second_moments import MomentSettings, second_moments
 from edit_hooks.store.store import Store
-from edit_hooks.utils import files, sqlite_cache
+from edit_hooks.utils.storage import files, sqlite_cache
 
 resource = pytest.importorskip("resource")  # POSIX only
 

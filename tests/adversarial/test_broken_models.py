@@ -21,7 +21,7 @@ from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.editors.rome import ROME
 from edit_hooks.modeling.architectures import architecture_of, is_transposed, map_shape
-from lm_edit.results.check import check_results
+from lm_edit.results.checking.check import check_results
 from lm_edit.results.tables import load_cases, load_results
 from lm_eval_tasks.common.asking.answers import NOT_FINITE
 from lm_eval_tasks.common.scoring.columns import is_number, read_columns

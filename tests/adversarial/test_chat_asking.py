@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from edit_hooks import EditingError, EditRequest
 from edit_hooks.answers import EditedAnswer
 from edit_hooks.lm.model import EditedHFLM
-from edit_hooks.locate.rows import rewriting_row
+from edit_hooks.locate.values.rows import rewriting_row
 from edit_hooks.modeling.tokens import encode
 from edit_hooks.prompt_context import PromptContext, answer_separator
 

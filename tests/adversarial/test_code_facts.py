@@ -20,9 +20,9 @@ from edit_hooks.gradient.labeled_rows import target_row
 from edit_hooks.in_context.demonstrations import load_pool
 from edit_hooks.lm.options.edit_sources import load_edits
 from edit_hooks.locate import context_templates
-from edit_hooks.locate.rows import rewriting_row
+from edit_hooks.locate.values.rows import rewriting_row
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.slots import split_template
+from edit_hooks.utils.text.slots import split_template
 from lm_edit.cli.main import main
 from lm_edit.mend_data import load_edit_data
 from lm_edit.tuning.cases import load_cases

@@ -14,7 +14,7 @@ from edit_hooks.contract.subject import EDIT_REQUESTS, Subject, distance
 from edit_hooks.inference.decoding import generate
 from edit_hooks.inference.items import GenerateItem, Limits, ScoreItem
 from edit_hooks.inference.scoring import score
-from edit_hooks.locate.moment_documents import full_context
+from edit_hooks.locate.moments.moment_documents import full_context
 
 EDITORS = ["r_rome", "memit", "ft_m", "lora", "grace", "wise", "melo"]
 

@@ -13,10 +13,10 @@ import yaml
 from paths import ROOT, TESTS
 
 from edit_hooks.base.registry import editor_class
-from edit_hooks.locate.corpora import PUBLISHED_DATASET
+from edit_hooks.locate.moments.corpora import PUBLISHED_DATASET
 from edit_hooks.memory.unrelated_texts import UNRELATED_TEXTS
 from edit_hooks.training.find import trainer_class
-from edit_hooks.utils.options import parse_editor_args
+from edit_hooks.utils.settings.options import parse_editor_args
 
 CONFIGS = ROOT / "edit_hooks/configs"
 RELEASED: dict[str, Any] = yaml.safe_load((TESTS / "data/released_settings.yaml").read_text(encoding="utf-8"))

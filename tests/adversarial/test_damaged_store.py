@@ -19,8 +19,8 @@ from edit_hooks.answers import GeneratedText
 from edit_hooks.contract.tiny_models import SENTENCES, build_tokenizer
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.edit_report import Cost, Effects
-from edit_hooks.locate.null_space import null_space_of
-from edit_hooks.locate.second_moments import MomentSettings, second_moments
+from edit_hooks.locate.moments.null_space import null_space_of
+from edit_hooks.locate.moments.second_moments import MomentSettings, second_moments
 from edit_hooks.store.answer_cache import AnswerCache
 from edit_hooks.store.layout import MARKER
 from edit_hooks.store.store import Description, Store

@@ -13,7 +13,7 @@ from edit_hooks.editors.ike import IKE, IKEConfig
 from edit_hooks.in_context.scope_classifier import fact_text
 from edit_hooks.locate.context_templates import warn_of_english
 from edit_hooks.utils import logs
-from edit_hooks.utils.scripts import is_latin
+from edit_hooks.utils.text.scripts import is_latin
 from lm_eval_tasks.common.asking.generation import stops_of_scripts
 from lm_eval_tasks.common.records.cases import Question
 from lm_eval_tasks.protocols.wild import generation_probe

@@ -16,7 +16,7 @@ from warm_python import run_warm
 
 import lm_eval_editing_autoload
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.options import parse_editor_args
+from edit_hooks.utils.settings.options import parse_editor_args
 from lm_edit.cli.main import VERBS, main
 
 lm_eval_editing_autoload.install()  # as the .pth file does in an installed environment

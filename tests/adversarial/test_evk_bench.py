@@ -23,7 +23,7 @@ from edit_hooks import Delta, Factor
 from edit_hooks.answers import EditedAnswer, StateSimilarity
 from edit_hooks.contract.tiny_models import save_tiny
 from edit_hooks.modeling.architectures import weight_of
-from edit_hooks.modeling.embedding_noise import generator_of
+from edit_hooks.modeling.forward.embedding_noise import generator_of
 from edit_hooks.state_reading import EmbeddingDrift, StateReading
 from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.protocols.stability import DRIFTS

@@ -13,7 +13,7 @@ from paths import ROOT
 from edit_hooks import EditingError, EditRequest, load_editor
 from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, REQUESTS, build_model, build_tokenizer
 from edit_hooks.editors.evk_edit import EVKEditConfig
-from edit_hooks.locate.evk_align import embedding_std
+from edit_hooks.locate.values.evk_align import embedding_std
 
 EDITS = [EditRequest(**record) for record in REQUESTS]
 ALIGN = {**ROME_CONFIG, "num_steps": 4, "evk_align": True, "evk_weight": 2.0}

@@ -15,10 +15,10 @@ from task_runs import metrics_of
 from edit_hooks import EditRequest, edited, load_editor
 from edit_hooks.contract.tiny_models import REQUESTS, save_tiny
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.inference.neutral_prompts import NEUTRAL_PROMPTS, NeutralPrompts
+from edit_hooks.inference.effects.neutral_prompts import NEUTRAL_PROMPTS, NeutralPrompts
 from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.common.scoring.aggregation import edit_summary
-from lm_eval_tasks.report.anomalies import find_anomalies
+from lm_eval_tasks.report.printing.anomalies import find_anomalies
 
 FT = {"layers": [1], "num_steps": 10, "lr": 0.1}
 TINY_STEP = {"layers": [1], "num_steps": 1, "lr": 1e-30}

@@ -16,8 +16,8 @@ from edit_hooks import load_editor
 from edit_hooks.base.registry import editor_class
 from edit_hooks.lm.options.edit_sources import load_edits, read_edited_cases
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.options import parse_editor_args
-from edit_hooks.utils.released_settings import NAMES
+from edit_hooks.utils.settings.options import parse_editor_args
+from edit_hooks.utils.settings.released_settings import NAMES
 from lm_edit.tuning.cases import load_cases
 from lm_edit.validate import validate
 from lm_eval_tasks.common.records.benchmark import all_benchmarks, find_benchmark

@@ -20,15 +20,15 @@ from random_deltas import random_delta
 from safetensors.torch import load_file, save_file
 
 from edit_hooks import Delta, EditingError, Factor
-from edit_hooks.deltas.export import CONFIG_NAME, ORIGIN_NAME, WEIGHTS_NAME, export_peft
 from edit_hooks.deltas.hook_edit import HookEdit
-from edit_hooks.deltas.saved import check_base, editor_of, read_edit, requests_of
+from edit_hooks.deltas.saving.export import CONFIG_NAME, ORIGIN_NAME, WEIGHTS_NAME, export_peft
+from edit_hooks.deltas.saving.saved import check_base, editor_of, read_edit, requests_of
 from edit_hooks.inference.decoding import generate
 from edit_hooks.inference.items import GenerateItem, Limits, ScoreItem
 from edit_hooks.inference.reference import score_reference
 from edit_hooks.inference.scoring import score
-from edit_hooks.modeling.identity import model_identity
-from edit_hooks.utils.expressions import compiled
+from edit_hooks.modeling.fingerprint.identity import model_identity
+from edit_hooks.utils.text.expressions import compiled
 
 NUM_SAMPLED = 25  # forgeries of an edit in a plain run
 ITEM, OTHER = ScoreItem((5, 6, 7), (8, 9)), GenerateItem((5, 6, 7), (), 3)

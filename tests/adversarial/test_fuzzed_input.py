@@ -16,13 +16,13 @@ from edit_hooks.lm.options.edit_sources import load_edits
 from edit_hooks.lm.options.editing import EditingOptions
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.options import parse_checkpoints, parse_editor_args
 from edit_hooks.utils.printable import MAX_MESSAGE, printable
-from edit_hooks.utils.yaml_io import read_yaml
+from edit_hooks.utils.settings.options import parse_checkpoints, parse_editor_args
+from edit_hooks.utils.storage.yaml_io import read_yaml
 from judges.evaluation.quality import load_pairs
 from judges.prompt import load_prompt
 from judges.settings import read_settings
-from lm_edit.results.samples import read_saved_answers
+from lm_edit.results.answers.samples import read_saved_answers
 from lm_eval_tasks.common.records.benchmark import find_benchmark
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12) | st.just("\x1b[2J{}" * 300)

@@ -12,7 +12,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_runs import build, case, instance
 
 from edit_hooks.contract.tiny_models import REQUESTS, save_tiny
-from edit_hooks.modeling.generation_settings import answering_parts
+from edit_hooks.modeling.fingerprint.generation_settings import answering_parts
 from edit_hooks.utils.errors import EditingError
 
 PROMPTS = ("The ship sails from Hamburg to", "Water freezes at")

@@ -17,10 +17,10 @@ from result_files import change, scripted_results, write_run
 
 from edit_hooks.utils.errors import EditingError
 from lm_edit import load_cases, load_documents, load_results
-from lm_edit.results import repository as repository_module
-from lm_edit.results.check import check_results
-from lm_edit.results.merge import merge_results
-from lm_edit.results.repository import FOLDER, submit
+from lm_edit.results.checking import repository as repository_module
+from lm_edit.results.checking.check import check_results
+from lm_edit.results.checking.merge import merge_results
+from lm_edit.results.checking.repository import FOLDER, submit
 from lm_edit.results.show import comparison
 
 LATER = "2026-11-22T10-00-00.000001"

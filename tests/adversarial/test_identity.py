@@ -17,9 +17,14 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, SPECIAL_TOKENS, build_model, build_tokenizer, save_tiny
-from edit_hooks.modeling import identity as identity_module
-from edit_hooks.modeling.identity import ADAPTER_EXCLUSIONS, CONFIG_EXCLUSIONS, ModelIdentity, model_identity
-from edit_hooks.modeling.tensor_hash import tensor_digest
+from edit_hooks.modeling.fingerprint import identity as identity_module
+from edit_hooks.modeling.fingerprint.identity import (
+    ADAPTER_EXCLUSIONS,
+    CONFIG_EXCLUSIONS,
+    ModelIdentity,
+    model_identity,
+)
+from edit_hooks.modeling.fingerprint.tensor_hash import tensor_digest
 
 FAMILIES = ("llama", "gpt2", "gemma3_text", "phi3")
 
@@ -279,7 +284,7 @@ def test_the_same_model_has_one_key_in_every_process_and_folder(tmp_path: Path) 
     script = """
 import sys
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from edit_hooks.modeling.identity import model_identity
+from edit_hooks.modeling.fingerprint.identity import model_identity
 print(model_identity(*(kind.from_pretrained(sys.argv[1]) for kind in (AutoModelForCausalLM, AutoTokenizer))).key)
 """
     environment = {**os.environ, "PYTHONHASHSEED": "1"}  # the order of sets differs between processes

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from edit_hooks import EditingError
 from edit_hooks.contract.tiny_models import save_tiny
-from edit_hooks.deltas.export import export_peft
+from edit_hooks.deltas.saving.export import export_peft
 from judges.backends.hf import HFBackend
 from judges.settings import JudgeSettings
 

@@ -17,11 +17,11 @@ from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, REQUESTS, build_m
 from edit_hooks.deltas.row_edits import RowEdits
 from edit_hooks.inference.items import Limits, ScoreItem
 from edit_hooks.inference.scoring import score
+from edit_hooks.modeling.forward.kv_cache import CACHE
+from edit_hooks.modeling.forward.prefix_attention import cached_prefix
+from edit_hooks.modeling.forward.prefix_cache import compute_prefix_cache
+from edit_hooks.modeling.forward.sampling import greedy_continuation, sample_texts
 from edit_hooks.modeling.hooks import forward_replaced, frozen, hooks, on_input, on_output, stop_after
-from edit_hooks.modeling.kv_cache import CACHE
-from edit_hooks.modeling.prefix_attention import cached_prefix
-from edit_hooks.modeling.prefix_cache import compute_prefix_cache
-from edit_hooks.modeling.sampling import greedy_continuation, sample_texts
 
 IDS = torch.tensor([[5, 9, 17, 23]])
 
@@ -78,9 +78,9 @@ ACTIONS = {
     run_rows: ("deltas/row_edits.py", "deltas/row_adapters.py"),
     run_hooks: ("modeling/hooks.py",),
     run_input_hook: ("modeling/hooks.py",),
-    run_prefix: ("modeling/prefix_attention.py",),
-    run_sampling: ("modeling/sampling.py", "modeling/grad_mode.py"),
-    run_files: ("utils/files.py",),
+    run_prefix: ("modeling/forward/prefix_attention.py",),
+    run_sampling: ("modeling/forward/sampling.py", "modeling/grad_mode.py"),
+    run_files: ("utils/storage/files.py",),
 }
 
 

@@ -12,7 +12,7 @@ from task_runs import FOLDER, kept_records, run
 
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.json_io import read_rows
+from edit_hooks.utils.storage.json_io import read_rows
 from lm_eval_tasks.common.records.benchmark import Benchmark, all_benchmarks
 from lm_eval_tasks.common.records.cases import OmittedRecord
 from lm_eval_tasks.common.records.fields import Fields

@@ -11,7 +11,7 @@ from lm_runs import build, run
 from paths import RECORDS
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.json_io import read_rows
+from edit_hooks.utils.storage.json_io import read_rows
 
 FILE = RECORDS / "mquake.jsonl"
 TASK = "mquake_edit_wise"

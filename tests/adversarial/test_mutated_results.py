@@ -20,7 +20,7 @@ from result_readers import READERS, SLOW_READERS, Reader
 
 from edit_hooks.utils.errors import EditingError
 from lm_edit import load_documents, load_results
-from lm_edit.results.check import check_results
+from lm_edit.results.checking.check import check_results
 
 DELETED = "<deleted>"
 RAW = "<raw>"

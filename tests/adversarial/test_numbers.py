@@ -16,10 +16,10 @@ from edit_hooks.base.config import EditorConfig
 from edit_hooks.base.editor import Editor
 from edit_hooks.base.registry import editor_class, editor_names
 from edit_hooks.lm.model import EditedHFLM
-from edit_hooks.training.mend_config import TrainingConfig
-from edit_hooks.training.serac_config import SERACTrainingConfig
+from edit_hooks.training.mend.config import TrainingConfig
+from edit_hooks.training.serac.config import SERACTrainingConfig
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.numbers import FINITE
+from edit_hooks.utils.settings.numbers import FINITE
 from judges.settings import JudgeSettings
 from lm_edit.cli.main import VERBS, build_parser
 
@@ -218,7 +218,7 @@ def test_the_table_has_every_number_of_the_command_line() -> None:
     ("name", "value"), [*itertools.product(["samples", "window", "max_tokens"], [0, -1, True, 1.5])]
 )
 def test_trace_settings(name: str, value: Any) -> None:
-    from edit_hooks.locate.causal_trace import TraceSettings
+    from edit_hooks.locate.tracing.causal_trace import TraceSettings
 
     with pytest.raises(EditingError, match=name):
         TraceSettings(**{name: value})
@@ -226,7 +226,7 @@ def test_trace_settings(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("noise", [math.nan, math.inf, 0.0, -1.0])
 def test_trace_noise(noise: float) -> None:
-    from edit_hooks.locate.causal_trace import TraceSettings
+    from edit_hooks.locate.tracing.causal_trace import TraceSettings
 
     with pytest.raises(EditingError, match="noise"):
         TraceSettings(noise=noise)

@@ -21,33 +21,33 @@ ALLOWED = {
     "edit_hooks/assets/minilm.py": "a file of an installed package",
     "edit_hooks/contract/checks.py": "a round trip in memory",
     "edit_hooks/contract/tiny_models.py": "a tokenizer trained in memory",
-    "edit_hooks/base/trained_artifact.py": "a checked artifact, tensor by tensor",
+    "edit_hooks/base/artifacts/trained_artifact.py": "a checked artifact, tensor by tensor",
     "edit_hooks/in_context/memory_artifact.py": "the configuration of a model in memory",
-    "edit_hooks/locate/null_space.py": "a cache; damage is logged and computed again",
-    "edit_hooks/locate/second_moments.py": "a cache; damage is logged and computed again",
-    "edit_hooks/modeling/generation_settings.py": "a round trip in memory",
+    "edit_hooks/locate/moments/null_space.py": "a cache; damage is logged and computed again",
+    "edit_hooks/locate/moments/second_moments.py": "a cache; damage is logged and computed again",
+    "edit_hooks/modeling/fingerprint/generation_settings.py": "a round trip in memory",
     "edit_hooks/modeling/memory.py": "the kernel's figures of free memory",
     "edit_hooks/modeling/tensors.py": "the reader of tensors",
     "edit_hooks/store/answer_cache.py": "rows of a cache whose checksums are compared",
     "edit_hooks/training/trainer.py": "the state that the trainer wrote",
-    "edit_hooks/modeling/identity.py": "bytes to be hashed",
+    "edit_hooks/modeling/fingerprint/identity.py": "bytes to be hashed",
     "edit_hooks/store/layout.py": "compares the marker's bytes",
-    "edit_hooks/utils/files.py": "the reader of text",
-    "lm_eval_tasks/report/anomalies.py": "the summary of edits inside the results of this run",
-    "edit_hooks/utils/hashing.py": "source code of this package",
-    "edit_hooks/utils/pinned_file.py": "downloads, and the digest that it wrote beside one",
-    "edit_hooks/utils/json_io.py": "the reader of JSON",
-    "edit_hooks/utils/sqlite_cache.py": "the first bytes of a database",
+    "edit_hooks/utils/storage/files.py": "the reader of text",
+    "lm_eval_tasks/report/printing/anomalies.py": "the summary of edits inside the results of this run",
+    "edit_hooks/utils/storage/hashing.py": "source code of this package",
+    "edit_hooks/utils/storage/pinned_file.py": "downloads, and the digest that it wrote beside one",
+    "edit_hooks/utils/storage/json_io.py": "the reader of JSON",
+    "edit_hooks/utils/storage/sqlite_cache.py": "the first bytes of a database",
     "judges/model/verdict_store.py": "rows of a cache whose checksums are compared",
     "judges/model/writer.py": "rows of a cache whose checksums are compared",
-    "lm_eval_tasks/report/printed_table.py": "a cell of the table in memory",
+    "lm_eval_tasks/report/printing/printed_table.py": "a cell of the table in memory",
     "lm_eval_tasks/report/model_parts.py": "a round trip in memory",
     "lm_eval_tasks/report/run_facts.py": "a round trip in memory",
     "lm_eval_tasks/startup/saving.py": "cuts a file that this run wrote",
     "judges/backends/openai.py": "a reply of bounded size; faults become a reason",
     "lm_edit/judged_results/replay.py": "a round trip in memory",
     "lm_edit/cli/main.py": "redirects standard output",
-    "lm_edit/figures/evk_map.py": "vectors of lm-edit embed, without torch",
+    "lm_edit/figures/evk/evk_map.py": "vectors of lm-edit embed, without torch",
     "lm_edit/sweeps/execution/kept_process.py": "logs of runs, and messages between its two processes",
     "lm_edit/sweeps/execution/runs.py": "logs and locks of runs",
     "lm_edit/stats.py": "headers of a cache; damage is logged and skipped",
@@ -81,7 +81,7 @@ def test_files_of_users_are_read_by_the_readers() -> None:
             is_method, (owner, name) = isinstance(call.func, ast.Attribute), name_of(call)
             if name in (METHODS if is_method else FUNCTIONS) or (owner, name) in PARSERS:
                 readers.add(path.relative_to(ROOT).as_posix())
-    assert readers - ALLOWED.keys() == set(), "use edit_hooks.utils.files, json_io or yaml_io, or modeling.tensors"
+    assert readers - ALLOWED.keys() == set(), "use edit_hooks.utils.storage or modeling.tensors"
     assert ALLOWED.keys() - readers == set(), "these no longer read: drop them from the list"
 
 
@@ -91,7 +91,7 @@ def test_loggers_come_from_get_logger() -> None:
 
 
 def test_verbs_print_through_say() -> None:
-    modules = [path for path in sources() if path.parent.name == "cli"]
+    modules = [path for path in sources() if "cli" in path.parts]
     counts = {path.name: sum(name_of(call) == ("", "print") for call in calls(path)) for path in modules}
     printing = {name for name, count in counts.items() if count}
     # The building block, the errors, a traceback in full, and the rows of a Markdown table.

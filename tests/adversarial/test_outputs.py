@@ -12,7 +12,7 @@ import pytest
 from edit_hooks.assets import demo_model
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.outputs import check_output_file, check_output_folder
+from edit_hooks.utils.storage.outputs import check_output_file, check_output_folder
 from lm_edit.cli.main import main
 
 ROW = '{"question": "q", "gold": "g", "answer": "g"}\n'
@@ -147,6 +147,6 @@ def test_a_disk_that_fills_up_is_a_sentence(
     def write(path: Path, text: str) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("edit_hooks.utils.files.write_atomically", write)
+    monkeypatch.setattr("edit_hooks.utils.storage.files.write_atomically", write)
     assert main(["judge", str(source), "--judge", "em", "--out", str(tmp_path / "verdicts.jsonl")]) == 2
     assert "No space left on device" in capsys.readouterr().err

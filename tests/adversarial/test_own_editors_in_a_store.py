@@ -20,7 +20,7 @@ from edit_hooks.in_context.combined import EditorWithContext
 from edit_hooks.lm.editing.independent import IndependentEdits
 from edit_hooks.lm.editing.stream import EditStream, Guard
 from edit_hooks.lm.options.plan import EditPlan
-from edit_hooks.modeling.identity import model_identity
+from edit_hooks.modeling.fingerprint.identity import model_identity
 from edit_hooks.store.store import Store
 
 SETTINGS = {"layers": [EDIT_LAYER], "num_steps": 3, "lr": 0.01}

@@ -22,7 +22,7 @@ from edit_hooks.contract.tiny_models import build_tokenizer
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.lm.options.editing import check_known_options
 from edit_hooks.lm.options.harness import PARENT_OPTIONS
-from edit_hooks.locate.rows import rewriting_row
+from edit_hooks.locate.values.rows import rewriting_row
 from lm_eval_tasks.common.scoring.measures import agree_gen, both_empty, evaluate, generated_match
 
 PROMPT = "Port Elna is the capital of"

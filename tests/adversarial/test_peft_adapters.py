@@ -12,8 +12,8 @@ from exported import build
 from safetensors.torch import load_file, save_file
 
 from edit_hooks import EditingError, edited
-from edit_hooks.deltas.export import read_peft
-from edit_hooks.deltas.peft_rules import is_target
+from edit_hooks.deltas.saving.export import read_peft
+from edit_hooks.deltas.saving.peft_rules import is_target
 
 peft = pytest.importorskip("peft", reason="adapters are compared with peft's own")
 
@@ -121,7 +121,7 @@ def test_other_kinds_and_unknown_fields_are_refused(models, tmp_path):
 
 
 def test_a_default_configuration_of_peft_is_plain():
-    from edit_hooks.deltas.peft_rules import check_adapter_config
+    from edit_hooks.deltas.saving.peft_rules import check_adapter_config
 
     check_adapter_config({**peft.LoraConfig().to_dict(), "peft_type": "LORA"}, Path("folder/adapter_config.json"))
 

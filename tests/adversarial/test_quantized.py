@@ -19,10 +19,10 @@ from edit_hooks.contract.subject import EDIT_REQUESTS, contract_settings
 from edit_hooks.contract.tiny_models import build_model, save_tiny
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.export import export_merged, export_peft, read_peft
+from edit_hooks.deltas.saving.export import export_merged, export_peft, read_peft
 from edit_hooks.inference.items import Limits, ScoreItem
 from edit_hooks.inference.scoring import score
-from edit_hooks.modeling.lm_head import ModelHead
+from edit_hooks.modeling.forward.lm_head import ModelHead
 from edit_hooks.modeling.weights import is_quantized, keep_layout, read_weight
 from edit_hooks.utils.errors import EditingError
 

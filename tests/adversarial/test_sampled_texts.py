@@ -12,7 +12,7 @@ from record_files import published_data, write_jsonl
 
 from edit_hooks.contract.tiny_models import save_tiny
 from edit_hooks.lm.model import EditedHFLM
-from edit_hooks.utils.json_io import read_rows
+from edit_hooks.utils.storage.json_io import read_rows
 
 TASKS = ["counterfact_fluency", "counterfact_consistency"]
 FILE = "counterfact.jsonl"

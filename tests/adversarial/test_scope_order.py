@@ -13,9 +13,9 @@ from edit_hooks import Delta, EditingError, PerRowAdapters, edited
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import build_model
 from edit_hooks.deltas.apply import AppliedDeltas
+from edit_hooks.modeling.forward.prefix_attention import cached_prefix
+from edit_hooks.modeling.forward.prefix_cache import compute_prefix_cache
 from edit_hooks.modeling.hooks import forward_replaced, frozen
-from edit_hooks.modeling.prefix_attention import cached_prefix
-from edit_hooks.modeling.prefix_cache import compute_prefix_cache
 
 IDS = torch.tensor([[5, 9, 17, 23]])
 

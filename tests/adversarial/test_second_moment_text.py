@@ -19,10 +19,10 @@ from edit_hooks import EditingError, EditRequest, load_editor
 from edit_hooks.base.registry import editor_class
 from edit_hooks.base.shipped import find_shipped, shipped_files
 from edit_hooks.contract.tiny_models import REQUESTS, SENTENCES, build_model, build_tokenizer
-from edit_hooks.locate import corpora, moment_documents
-from edit_hooks.locate.second_moments import MomentSettings, second_moments
-from edit_hooks.locate.solve import SecondMoment
-from edit_hooks.utils.hashing import key_of
+from edit_hooks.locate.moments import corpora, moment_documents
+from edit_hooks.locate.moments.second_moments import MomentSettings, second_moments
+from edit_hooks.locate.moments.solve import SecondMoment
+from edit_hooks.utils.storage.hashing import key_of
 from lm_edit.cli.main import main
 
 WIDTH = 64

@@ -10,7 +10,8 @@ import torch
 from edit_hooks import EditRequest, load_editor
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, EDIT_LAYER, NATURAL_TOKENIZER, NUM_LAYERS
 from edit_hooks.gradient import side_by_side
-from edit_hooks.modeling import kv_cache, memory
+from edit_hooks.modeling import memory
+from edit_hooks.modeling.forward import kv_cache
 
 # Rows of 3 to 20 tokens, targets of one and several tokens, and one text twice.
 REQUESTS = [

@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 
 from edit_hooks import EditRequest, load_editor
 from edit_hooks.contract.tiny_models import REQUESTS, SENTENCES, build_model, build_tokenizer, save_tiny
-from edit_hooks.locate.causal_trace import TraceSettings, trace_facts
-from edit_hooks.locate.second_moments import MomentSettings, second_moments
-from edit_hooks.modeling import identity as identity_module
+from edit_hooks.locate.moments.second_moments import MomentSettings, second_moments
+from edit_hooks.locate.tracing.causal_trace import TraceSettings, trace_facts
+from edit_hooks.modeling.fingerprint import identity as identity_module
 from edit_hooks.store.store import Store
 from lm_edit.edits import make_edits
 

@@ -18,10 +18,10 @@ from lm_eval.loggers import EvaluationTracker
 import lm_eval_editing_autoload
 from edit_hooks.store.layout import is_marked, mark
 from edit_hooks.store.store import Store
-from edit_hooks.utils import files
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import cache_root, write_atomically
-from edit_hooks.utils.pinned_file import UrlFile
+from edit_hooks.utils.storage import files
+from edit_hooks.utils.storage.files import cache_root, write_atomically
+from edit_hooks.utils.storage.pinned_file import UrlFile
 from lm_edit.cli.command import say
 from lm_edit.cli.main import VERBS, main
 from lm_edit.sweeps.execution.runs import execute

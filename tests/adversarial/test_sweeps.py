@@ -24,7 +24,7 @@ from fake_harness import executions, install
 from lm_eval.__main__ import cli_evaluate
 from paths import RECORDS, ROOT
 
-from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.storage.json_io import read_json
 from lm_edit import load_results
 from lm_edit.sweeps.checking.checks import check_plan
 from lm_edit.sweeps.execution.runs import RunOutcome, command_of, execute, is_locked, prepare

@@ -13,9 +13,9 @@ from paths import RECORDS
 from edit_hooks import EditRequest, edited, load_editor
 from edit_hooks.contract.tiny_models import REQUESTS, save_tiny
 from edit_hooks.edit_report import Effects
-from edit_hooks.inference.edit_effects import EditEffects, with_nlls
-from edit_hooks.modeling.kv_cache import CACHE
-from lm_eval_tasks.report.anomalies import find_anomalies
+from edit_hooks.inference.effects.edit_effects import EditEffects, with_nlls
+from edit_hooks.modeling.forward.kv_cache import CACHE
+from lm_eval_tasks.report.printing.anomalies import find_anomalies
 
 FT = {"layers": [1], "num_steps": 10, "lr": 0.1}
 MEMIT = {

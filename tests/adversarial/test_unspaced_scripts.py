@@ -15,7 +15,7 @@ from task_managers import task_manager
 from edit_hooks import EditRequest, load_editor
 from edit_hooks.contract.tiny_models import build_model, build_tokenizer
 from edit_hooks.gradient.labeled_rows import target_row
-from edit_hooks.locate.rows import rewriting_row
+from edit_hooks.locate.values.rows import rewriting_row
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.utils.errors import EditingError
 from lm_edit.cli.main import main

@@ -18,7 +18,7 @@ from edit_hooks.base.shipped import shipped_files
 from edit_hooks.editors.bird import BIRD, BIRDConfig
 from edit_hooks.in_context.combined import EditorWithContext
 from edit_hooks.lm.editing.independent import IndependentEdits
-from edit_hooks.modeling.identity import model_identity
+from edit_hooks.modeling.fingerprint.identity import model_identity
 from edit_hooks.utils.errors import UnusableRequestError
 
 QUICK: dict[str, Any] = {"layers": [1], "num_steps": 2, "context_templates": ["{}", "You can see. {}"]}

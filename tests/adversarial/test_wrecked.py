@@ -18,11 +18,11 @@ from task_runs import metrics_of
 from edit_hooks import Delta, EditRequest, load_editor
 from edit_hooks.contract.tiny_models import build_tokenizer, save_tiny
 from edit_hooks.edit_report import WRECKED_KL, Effects
-from edit_hooks.inference.neutral_prompts import NeutralPrompts, verdict
-from edit_hooks.utils.hashing import _closure
+from edit_hooks.inference.effects.neutral_prompts import NeutralPrompts, verdict
+from edit_hooks.utils.storage.hashing import _closure
 from lm_edit.cli.main import main
 from lm_edit.edits import make_edits
-from lm_eval_tasks.report.anomalies import find_anomalies
+from lm_eval_tasks.report.printing.anomalies import find_anomalies
 
 DATA = str(Path(RECORDS) / "bake_qa.jsonl")
 OWN = {"editor": "shifting_editor:ShiftingEditor", "editor_args": {"layers": [1]}}

@@ -18,8 +18,8 @@ from edit_hooks.base.registry import editor_class
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.subject import contract_settings
 from edit_hooks.contract.tiny_models import build_tokenizer
-from edit_hooks.deltas.export import export_merged, export_peft, read_peft
 from edit_hooks.deltas.hook_edit import HookEdit
+from edit_hooks.deltas.saving.export import export_merged, export_peft, read_peft
 from edit_hooks.inference.decoding import generate
 from edit_hooks.inference.items import GenerateItem, Limits, ScoreItem
 from edit_hooks.inference.reference import generate_reference, score_reference

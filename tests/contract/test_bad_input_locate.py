@@ -18,7 +18,7 @@ from edit_hooks.contract.tiny_models import (
     save_tiny,
 )
 from edit_hooks.lm.model import EditedHFLM
-from edit_hooks.locate.second_moments import MomentSettings, second_moments
+from edit_hooks.locate.moments.second_moments import MomentSettings, second_moments
 from lm_edit.cli.main import main
 
 REQUEST = EditRequest(prompt="The harbour of {} is located in", subject="Port Amelin", target_new="Rome")

@@ -19,7 +19,7 @@ from edit_hooks.answers import ContextReport, answer_to_json
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import build_model, save_tiny
 from edit_hooks.deltas.context_edit import ContextEdit, MemoryModels
-from edit_hooks.deltas.saved import save_edits
+from edit_hooks.deltas.saving.saved import save_edits
 from edit_hooks.in_context.fact_memory import load_memory
 from edit_hooks.in_context.memory_artifact import MEMORY_MODELS
 from edit_hooks.in_context.scope_classifier import THRESHOLD

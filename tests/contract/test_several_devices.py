@@ -12,9 +12,9 @@ from pretended_device import dispatch_model, move_delta, pretended_device
 from edit_hooks.base.registry import EDITORS
 from edit_hooks.contract.subject import EDIT_REQUESTS, Subject
 from edit_hooks.contract.tiny_models import build_model
-from edit_hooks.locate.second_moments import MomentSettings, second_moments
-from edit_hooks.modeling.lm_head import ModelHead
-from edit_hooks.modeling.sampling import sample_texts
+from edit_hooks.locate.moments.second_moments import MomentSettings, second_moments
+from edit_hooks.modeling.forward.lm_head import ModelHead
+from edit_hooks.modeling.forward.sampling import sample_texts
 
 # The edited block is neither where the tokens come in nor where the head is.
 DEVICE_MAP = {

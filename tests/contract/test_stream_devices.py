@@ -15,7 +15,7 @@ from edit_hooks.deltas.apply import AppliedDeltas, edited
 from edit_hooks.deltas.delta import Factor
 from edit_hooks.lm.editing.stream import EditStream, Guard
 from edit_hooks.lm.options.plan import EditPlan, chunked
-from edit_hooks.modeling.identity import model_identity
+from edit_hooks.modeling.fingerprint.identity import model_identity
 from edit_hooks.store.store import Store
 
 CPU = torch.device("cpu")

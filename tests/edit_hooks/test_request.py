@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, TOKENIZER_KINDS, TOKENIZER_TABLE, build_tokenizer
-from edit_hooks.locate.rows import fact_position, kl_row, rewriting_row
+from edit_hooks.locate.values.rows import fact_position, kl_row, rewriting_row
 from edit_hooks.modeling.tokens import encode, split_continuation
 from edit_hooks.prompt_context import PromptContext, qa_context
 from edit_hooks.request import EditRequest, require_subjects
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.slots import escape_braces, fill_slots, split_slots, split_template
+from edit_hooks.utils.text.slots import escape_braces, fill_slots, split_slots, split_template
 
 # --- the record ---------------------------------------------------------------------------------------------------
 

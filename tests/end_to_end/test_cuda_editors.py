@@ -22,7 +22,7 @@ from edit_hooks.contract.tiny_models import build_model
 from edit_hooks.lm.editing.cost import GIB, measured
 from edit_hooks.lm.editing.stream import EditStream, Guard
 from edit_hooks.lm.options.plan import EditPlan, chunked
-from edit_hooks.modeling.identity import model_identity
+from edit_hooks.modeling.fingerprint.identity import model_identity
 from edit_hooks.store.store import Store
 
 DEVICE = torch.device("cuda", 0)

@@ -10,10 +10,10 @@ import torch
 
 from edit_hooks import EditRequest, load_editor
 from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, REQUESTS, SENTENCES, build_model, build_tokenizer
-from edit_hooks.locate.causal_trace import KINDS, TraceSettings, trace_facts
-from edit_hooks.locate.null_space import null_space_of
-from edit_hooks.locate.second_moments import MomentSettings, second_moments
-from edit_hooks.locate.solve import SecondMoment
+from edit_hooks.locate.moments.null_space import null_space_of
+from edit_hooks.locate.moments.second_moments import MomentSettings, second_moments
+from edit_hooks.locate.moments.solve import SecondMoment
+from edit_hooks.locate.tracing.causal_trace import KINDS, TraceSettings, trace_facts
 from lm_edit.tuning.search import tune
 from lm_edit.tuning.trials import TrialRunner
 from lm_eval_tasks.common.records.cases import Case, Question

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from edit_hooks.base.editor import Editor
 from lm_edit.cli.main import main
-from lm_edit.figures import evk_map
+from lm_edit.figures.evk import evk_map
 
 PAGE = (ROOT / "docs/benchmarks/counterfact-details.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("### A map of hidden states")[2].partition("\n## ")[0]

@@ -68,7 +68,7 @@ def serve() -> None:
 
     from edit_hooks.base.registry import editor_class
     from edit_hooks.lm.asking.stored_answers import ANSWERING_MODULES
-    from edit_hooks.utils.hashing import code_fingerprint
+    from edit_hooks.utils.storage.hashing import code_fingerprint
 
     # Cached for all children, so that a source file that changes during the test does not change the keys.
     code_fingerprint(editor_class("r_rome").__module__)

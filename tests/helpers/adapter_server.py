@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from edit_hooks import Delta, edited
-from edit_hooks.deltas.export import read_peft
+from edit_hooks.deltas.saving.export import read_peft
 
 
 class AdapterServer:

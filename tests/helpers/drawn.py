@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from lm_edit.figures.charts import Chart
-from lm_edit.figures.static import draw_static
+from lm_edit.figures.drawing.charts import Chart
+from lm_edit.figures.drawing.static import draw_static
 
 _latest: list[Any] = []  # chart and figure: tests look at one chart several times
 

@@ -9,10 +9,10 @@ from edit_hooks import Delta
 from edit_hooks.contract.subject import EDIT_REQUESTS, Subject
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.inference.decoding import generate
+from edit_hooks.inference.effects.states import StateComparison
 from edit_hooks.inference.items import GenerateItem, Limits, ScoreItem, StateItem, TokenNoise
 from edit_hooks.inference.reference import generate_reference, score_reference
 from edit_hooks.inference.scoring import score
-from edit_hooks.inference.states import StateComparison
 
 CONTEXT = (5, 9, 14, 20, 8)
 SCORED = [ScoreItem(CONTEXT, (5, 6)), ScoreItem(CONTEXT[:-1], (7,))]

@@ -18,10 +18,10 @@ from edit_hooks import Delta, load_editor
 from edit_hooks.base.registry import editor_class
 from edit_hooks.contract.subject import contract_settings
 from edit_hooks.deltas.delta import HEADER_CHECKSUM
-from edit_hooks.deltas.saved import save_edits
-from edit_hooks.modeling.identity import model_identity
-from edit_hooks.modeling.tensor_hash import tensor_digest
-from edit_hooks.utils.hashing import key_of
+from edit_hooks.deltas.saving.saved import save_edits
+from edit_hooks.modeling.fingerprint.identity import model_identity
+from edit_hooks.modeling.fingerprint.tensor_hash import tensor_digest
+from edit_hooks.utils.storage.hashing import key_of
 
 # Name of a saved edit -> family of its model, editor, and number of steps of a stream that are summed.
 EDITS: dict[str, tuple[str, str, int]] = {

@@ -15,7 +15,7 @@ from task_runs import run
 from wild_answers import wild_texts
 
 from judges.base import Item
-from lm_edit.results.provenance import JUDGED_LATER
+from lm_edit.results.files.provenance import JUDGED_LATER
 
 RELIABILITY = "qaedit_wild_reliability"
 STREAM = {"mode": "sequential", "checkpoints": "1;3", "retention": True}

@@ -19,7 +19,7 @@ from edit_hooks.contract.tiny_models import (
     build_model,
     build_tokenizer,
 )
-from edit_hooks.locate.second_moments import MomentSettings, second_moments
+from edit_hooks.locate.moments.second_moments import MomentSettings, second_moments
 from edit_hooks.modeling.architectures import is_transposed
 
 EDIT_REQUESTS = [EditRequest(**record) for record in REQUESTS]

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from edit_hooks.contract.tiny_models import EDIT_LAYER
 from edit_hooks.editors.mend import MEND
 from edit_hooks.training.edit_data import EditData, EditExample
-from edit_hooks.training.mend_config import TrainingConfig
-from edit_hooks.training.mend_trainer import MENDTrainer
+from edit_hooks.training.mend.config import TrainingConfig
+from edit_hooks.training.mend.trainer import MENDTrainer
 from edit_hooks.training.settings import resolve_settings
 
 SETTINGS: dict[str, Any] = {

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from edit_hooks import Delta
 from edit_hooks.deltas.delta import Factor
 from edit_hooks.deltas.hook_edit import HookEdit
-from edit_hooks.modeling.kv_cache import CACHE
+from edit_hooks.modeling.forward.kv_cache import CACHE
 
 DEVICE = torch.device("cuda", 0)
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from paths import REAL_DATA, RECORDS
 
-from edit_hooks.utils.json_io import read_rows
+from edit_hooks.utils.storage.json_io import read_rows
 
 
 def invented_records(name: str) -> list[dict[str, Any]]:

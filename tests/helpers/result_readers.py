@@ -8,13 +8,13 @@ from pathlib import Path
 from judges.model.factory import make_judge
 from lm_edit import load_breakdown, load_cases, load_documents, load_retention
 from lm_edit.leaderboard.site import make_site
+from lm_edit.results.answers.rejudge import judge_answers, table_rows
+from lm_edit.results.answers.samples import read_saved_answers
+from lm_edit.results.answers.selection import select_wrong
+from lm_edit.results.checking.merge import merge_results
+from lm_edit.results.checking.repository import submit
 from lm_edit.results.exports.options import ExportOptions
 from lm_edit.results.exports.targets import export_results
-from lm_edit.results.merge import merge_results
-from lm_edit.results.rejudge import judge_answers, table_rows
-from lm_edit.results.repository import submit
-from lm_edit.results.samples import read_saved_answers
-from lm_edit.results.selection import select_wrong
 from lm_edit.results.show import comparison, edits_comparison
 from lm_edit.sweeps.checking.estimate import Estimator
 from lm_edit.sweeps.execution.complete import missing_parts

@@ -16,10 +16,10 @@ from edit_hooks.contract.tiny_models import SENTENCES, build_model
 from edit_hooks.editors.serac import SERAC
 from edit_hooks.in_context.memory_artifact import SavedModels, save_models
 from edit_hooks.in_context.scope_classifier import ScopeClassifier
-from edit_hooks.modeling.identity import model_identity
+from edit_hooks.modeling.fingerprint.identity import model_identity
 from edit_hooks.training.edit_data import EditData
-from edit_hooks.training.serac_config import SERACTrainingConfig
-from edit_hooks.training.serac_trainer import SERACTrainer
+from edit_hooks.training.serac.config import SERACTrainingConfig
+from edit_hooks.training.serac.trainer import SERACTrainer
 from edit_hooks.training.settings import resolve_settings
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]

@@ -14,7 +14,7 @@ from paths import RECORDS
 from scripted import Exchange, ScriptedLM
 from task_managers import FOLDER, task_manager
 
-from edit_hooks.utils.json_io import read_rows
+from edit_hooks.utils.storage.json_io import read_rows
 from lm_eval_tasks.common.records.benchmark import Benchmark, all_benchmarks
 from lm_eval_tasks.common.records.cases import OmittedRecord
 from lm_eval_tasks.common.records.fields import Fields

@@ -20,8 +20,8 @@ from edit_hooks.contract.tiny_models import (
     build_model,
     build_tokenizer,
 )
-from edit_hooks.locate.rows import kl_row, rewriting_row
-from edit_hooks.locate.value_optimization import OptimizedValue, ValueSettings
+from edit_hooks.locate.values.rows import kl_row, rewriting_row
+from edit_hooks.locate.values.value_optimization import OptimizedValue, ValueSettings
 
 EDIT_REQUESTS = [EditRequest(**record) for record in REQUESTS]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from file_server import serve_files
 
-from edit_hooks.utils import pinned_file
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.storage import pinned_file
 from judges import published_wording
 from judges.base import Item
 from judges.model.factory import make_model_judge

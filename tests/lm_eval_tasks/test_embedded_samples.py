@@ -12,7 +12,7 @@ import pytest
 from paths import ROOT
 
 from edit_hooks.assets import demo_model as demo
-from edit_hooks.utils.files import sha256_of
+from edit_hooks.utils.storage.files import sha256_of
 from judges.match import exact_match, normalize
 from lm_eval_tasks.bake.benchmark import parse_concept, parse_judge, parse_qa
 from lm_eval_tasks.common.records.fields import Fields

@@ -19,7 +19,7 @@ from task_managers import task_manager
 from task_runs import FOLDER, TASKS, benchmark_of, build, metrics_of, run
 
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.pinned_file import UrlFile
+from edit_hooks.utils.storage.pinned_file import UrlFile
 
 ALL_COLUMNS = {"population": "wrong_em"}  # off by default where it costs a generation
 

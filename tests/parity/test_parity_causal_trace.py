@@ -9,7 +9,7 @@ import torch
 from golden_data import golden_case, golden_names
 
 from edit_hooks import EditRequest
-from edit_hooks.locate.causal_trace import Trace, TraceSettings, trace_facts
+from edit_hooks.locate.tracing.causal_trace import Trace, TraceSettings, trace_facts
 
 # Absolute, of probabilities; a window that is too wide by one gives 0.04.
 SCORE_BOUND = 1e-6

@@ -12,7 +12,7 @@ from parity import FLOAT32_BOUNDS, check_losses, golden_requests, relative_error
 from parity_layers import memit_config
 
 from edit_hooks import edited, load_editor
-from edit_hooks.locate.rows import kl_row, rewriting_row
+from edit_hooks.locate.values.rows import kl_row, rewriting_row
 
 pytestmark = pytest.mark.model
 CASES = [golden_case("rome", "gemma3-270m", f"nocov-edit{number}") for number in range(3)]

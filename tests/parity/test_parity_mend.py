@@ -18,10 +18,10 @@ from edit_hooks.editors.mend import MENDConfig, edited_shapes
 from edit_hooks.gradient.artifact import save_network
 from edit_hooks.gradient.hypernetwork import HyperNetwork
 from edit_hooks.modeling.architectures import is_transposed
-from edit_hooks.modeling.identity import model_identity
+from edit_hooks.modeling.fingerprint.identity import model_identity
 from edit_hooks.training.edit_data import EditExample, NumberedExample
-from edit_hooks.training.mend_config import ARTIFACT_SETTINGS, TrainingConfig
-from edit_hooks.training.mend_loss import MENDLoss
+from edit_hooks.training.mend.config import ARTIFACT_SETTINGS, TrainingConfig
+from edit_hooks.training.mend.loss import MENDLoss
 
 # Repeated with another attention kernel, the release differs from itself by up to 1.5e-5 (updates, gradients), 7e-7
 # (statistics) and 3e-6 (losses, absolute).

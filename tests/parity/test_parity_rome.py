@@ -8,7 +8,7 @@ from golden_data import GOLDEN_MODELS, golden_case, golden_covariance, golden_js
 from parity import check_rome_cases, golden_requests, rome_config, token_nll
 
 from edit_hooks import edited, load_editor
-from edit_hooks.locate.rows import kl_row, rewriting_row
+from edit_hooks.locate.values.rows import kl_row, rewriting_row
 from edit_hooks.modeling.tokens import split_continuation
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

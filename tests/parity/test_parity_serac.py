@@ -21,8 +21,8 @@ from edit_hooks.inference.items import Limits, ScoreItem
 from edit_hooks.inference.scoring import score
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.training.edit_data import EditExample, NumberedExample
-from edit_hooks.training.serac_config import SERACTrainingConfig
-from edit_hooks.training.serac_loss import SERACLoss
+from edit_hooks.training.serac.config import SERACTrainingConfig
+from edit_hooks.training.serac.loss import SERACLoss
 
 RUN: dict[str, Any] = json.loads((GOLDEN / "serac/tiny-gpt2.json").read_text(encoding="utf-8"))
 CASES = list(zip(RUN["texts"], RUN["cases"], strict=True))

@@ -15,8 +15,8 @@ from edit_hooks.answers import GeneratedText, ScoredContinuation, StateSimilarit
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference import decoding, reference, scoring
 from edit_hooks.inference.batching import limits_for
+from edit_hooks.inference.effects.states import StateComparison
 from edit_hooks.inference.items import GenerateItem, Item, Limits, ScoreItem, StateItem
-from edit_hooks.inference.states import StateComparison
 from edit_hooks.inference.written import written
 from edit_hooks.lm.asking.stored_answers import KeptAnswers
 from edit_hooks.lm.loading.hflm import LateLoadingHFLM

@@ -22,12 +22,12 @@ from edit_hooks.inference.items import GenerateItem, Item, ScoreItem, StateItem,
 from edit_hooks.lm.asking.chats import Chats
 from edit_hooks.lm.loading.hflm import LateLoadingHFLM
 from edit_hooks.modeling.architectures import num_layers
-from edit_hooks.modeling.embedding_noise import drift_positions, embedding_std
+from edit_hooks.modeling.forward.embedding_noise import drift_positions, embedding_std
 from edit_hooks.modeling.tokens import encode, split_continuation, tokens_in_span
 from edit_hooks.request import require_text
 from edit_hooks.state_reading import StateReading
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
-from edit_hooks.utils.options import check_generation_kwargs
+from edit_hooks.utils.settings.options import check_generation_kwargs
 
 GREEDY_ONLY = {"until", "max_gen_toks", "do_sample", "temperature"}
 EDITING = "editing benchmarks decode greedily"

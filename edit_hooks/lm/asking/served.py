@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from edit_hooks.answers import GeneratedText, ScoredContinuation, StateSimilarity, StopReason
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.export import export_peft
-from edit_hooks.deltas.truncation import adapter_name, editor_of, rank_of_edit, vllm_words
+from edit_hooks.deltas.saving.export import export_peft
+from edit_hooks.deltas.saving.truncation import adapter_name, editor_of, rank_of_edit, vllm_words
 from edit_hooks.inference.decoding import end_token_ids, generated_text, has_full_length, is_stopped
 from edit_hooks.inference.items import GenerateItem, ScoreItem, StateItem
 from edit_hooks.lm.asking.engine import Engine

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.json_io import json_text, parse_json
 from edit_hooks.utils.printable import printable
+from edit_hooks.utils.storage.json_io import json_text, parse_json
 
 SECONDS = 600.0  # for one request
 MAX_BYTES = 64 << 20  # of a response

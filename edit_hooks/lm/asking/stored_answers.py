@@ -11,12 +11,13 @@ from edit_hooks.base.editor import Editor
 from edit_hooks.deltas.apply import UNEDITED_STATE
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HOOK_KINDS, kind_class
-from edit_hooks.inference import decoding, reference, scoring, states, written
-from edit_hooks.modeling.identity import ModelIdentity
+from edit_hooks.inference import decoding, reference, scoring, written
+from edit_hooks.inference.effects import states
+from edit_hooks.modeling.fingerprint.identity import ModelIdentity
 from edit_hooks.store.answer_cache import AnswerCache
 from edit_hooks.store.store import Store
-from edit_hooks.utils.hashing import code_fingerprint, has_source, key_of
 from edit_hooks.utils.progress import Finished, ignore_finished
+from edit_hooks.utils.storage.hashing import code_fingerprint, has_source, key_of
 
 # Modules that decide how a model answers.
 ANSWERING_MODULES = tuple(module.__name__ for module in (scoring, decoding, reference, states, written))

@@ -14,8 +14,8 @@ from edit_hooks.base.checks import position_limit
 from edit_hooks.base.editor import Editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.edit_report import EditReport, Effects
-from edit_hooks.inference.edit_effects import EditEffects
-from edit_hooks.inference.neutral_prompts import NeutralPrompts
+from edit_hooks.inference.effects.edit_effects import EditEffects
+from edit_hooks.inference.effects.neutral_prompts import NeutralPrompts
 from edit_hooks.lm.editing.cost import EditCost, measured
 from edit_hooks.lm.editing.joint import modules_behind, write_together
 from edit_hooks.lm.editing.memory_limit import LargeEdits
@@ -23,12 +23,12 @@ from edit_hooks.lm.editing.resolve import resolve_with_store
 from edit_hooks.lm.editing.stored_bar import StoredBar
 from edit_hooks.lm.editing.unusable import edit_usable, named_reasons, warn_of_unusable
 from edit_hooks.modeling.architectures import unwrapped
-from edit_hooks.modeling.identity import ModelIdentity
+from edit_hooks.modeling.fingerprint.identity import ModelIdentity
 from edit_hooks.request import EditRequest, InTurn, RequestGroup
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
-from edit_hooks.utils.hashing import code_fingerprint, key_of
 from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.storage.hashing import code_fingerprint, key_of
 
 log = get_logger("lm_eval.edited_hf")
 

@@ -8,9 +8,9 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.editor import Editor
-from edit_hooks.modeling.identity import ModelIdentity
+from edit_hooks.modeling.fingerprint.identity import ModelIdentity
 from edit_hooks.store.store import Description, Store
-from edit_hooks.utils.hashing import code_fingerprint
+from edit_hooks.utils.storage.hashing import code_fingerprint
 
 
 def resolve_with_store(

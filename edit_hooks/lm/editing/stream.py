@@ -24,7 +24,7 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import attached
 from edit_hooks.deltas.placement import placed
 from edit_hooks.edit_report import FIRST_TOKEN_KL, WRECKED_KL, EditReport, Effects, StreamStep
-from edit_hooks.inference.edit_effects import EditEffects
+from edit_hooks.inference.effects.edit_effects import EditEffects
 from edit_hooks.lm.editing.cost import measured
 from edit_hooks.lm.editing.joint import modules_behind, write_together
 from edit_hooks.lm.editing.memory_limit import LargeEdits
@@ -33,12 +33,12 @@ from edit_hooks.lm.editing.stream_state import GrowthWatch, StreamState, rebuilt
 from edit_hooks.lm.editing.unusable import edit_usable, warn_of_unusable
 from edit_hooks.lm.options.plan import EditPlan
 from edit_hooks.modeling.architectures import unwrapped
-from edit_hooks.modeling.identity import ModelIdentity
+from edit_hooks.modeling.fingerprint.identity import ModelIdentity
 from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.hashing import code_fingerprint, key_of
 from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.storage.hashing import code_fingerprint, key_of
 
 log = get_logger("lm_eval.edited_hf")
 

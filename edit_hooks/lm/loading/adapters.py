@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from edit_hooks.deltas.peft_rules import check_expressions
+from edit_hooks.deltas.saving.peft_rules import check_expressions
 from edit_hooks.deltas.schema import of_file
 from edit_hooks.modeling.architectures import input_device, unwrapped
 from edit_hooks.utils.errors import EditingError

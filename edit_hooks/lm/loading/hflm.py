@@ -27,7 +27,7 @@ from edit_hooks.lm.options.loading import check_model_options
 from edit_hooks.lm.options.quantization import take_quantization
 from edit_hooks.modeling.adapter_layers import has_adapter_layers
 from edit_hooks.modeling.architectures import unwrapped
-from edit_hooks.modeling.positions import Room, has_position_table, num_positions
+from edit_hooks.modeling.forward.positions import Room, has_position_table, num_positions
 from edit_hooks.modeling.weights import keep_layout, refuse_compiled
 from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.logs import get_logger

@@ -18,12 +18,12 @@ from edit_hooks.lm.options.plan import EditPlan, chunked
 from edit_hooks.prompt_context import AUTO, read_separator
 from edit_hooks.request import EditedCases, EditRequest, RequestGroup, describe_texts, with_separator
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import names_file, sha256_of, user_path
-from edit_hooks.utils.json_io import JSON_SUFFIXES, read_rows
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.numbers import require_whole
-from edit_hooks.utils.options import parse_checkpoints
 from edit_hooks.utils.plugins import import_object, registered
+from edit_hooks.utils.settings.numbers import require_whole
+from edit_hooks.utils.settings.options import parse_checkpoints
+from edit_hooks.utils.storage.files import names_file, sha256_of, user_path
+from edit_hooks.utils.storage.json_io import JSON_SUFFIXES, read_rows
 
 log = get_logger("lm_eval.edited_hf")
 

@@ -15,8 +15,8 @@ from edit_hooks.lm.options.quantization import QUANTIZATION_OPTIONS
 from edit_hooks.prompt_context import AUTO, EDIT_CONTEXTS, read_separator, separator_name
 from edit_hooks.run_options import RUN_OPTIONS, default_of
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
-from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, SEED, require_number, require_whole
-from edit_hooks.utils.options import SECRET_OPTIONS, parse_checkpoints, parse_editor_args
+from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE, SEED, require_number, require_whole
+from edit_hooks.utils.settings.options import SECRET_OPTIONS, parse_checkpoints, parse_editor_args
 
 ANSWERS = ("auto", "patch")
 ENGINES = ("fast", "reference")

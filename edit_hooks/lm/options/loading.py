@@ -10,8 +10,8 @@ import torch
 
 from edit_hooks.lm.options.quantization import QUANTIZATION_OPTIONS
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import user_path
-from edit_hooks.utils.options import switch
+from edit_hooks.utils.settings.options import switch
+from edit_hooks.utils.storage.files import user_path
 
 SWITCHES = ("trust_remote_code", "parallelize", "use_fast_tokenizer", "add_bos_token", "truncation", "logits_cache")
 # option -> least value

@@ -22,8 +22,8 @@ from typing import Any, TypeAlias
 from edit_hooks.prompt_context import PromptContext
 from edit_hooks.request import EditRequest, InTurn, RequestGroup
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.hashing import key_of
-from edit_hooks.utils.readable import readable
+from edit_hooks.utils.storage.hashing import key_of
+from edit_hooks.utils.text.readable import readable
 
 MODES = ("none", "single", "batch", "sequential", "loaded")
 

@@ -20,7 +20,7 @@ from edit_hooks.inference.finite_logits import LogitsBrokenError, LogitWatch
 from edit_hooks.inference.items import GenerateItem
 from edit_hooks.lm.asking.item_builder import ItemBuilder
 from edit_hooks.lm.loading.hflm import LateLoadingHFLM
-from edit_hooks.modeling.generation_settings import generation_settings
+from edit_hooks.modeling.fingerprint.generation_settings import generation_settings
 from edit_hooks.modeling.hooks import hooks
 
 

@@ -17,9 +17,9 @@ from lm_eval.api.instance import Instance
 from edit_hooks.answers import LoglikelihoodPair, is_broken
 from edit_hooks.lm.loading.versions import installed_versions
 from edit_hooks.store.store import Description, Store
-from edit_hooks.utils.hashing import code_fingerprint, key_of
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.scopes import undone
+from edit_hooks.utils.storage.hashing import code_fingerprint, key_of
 
 log = get_logger("lm_eval.edited_hf")
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.locate.solve import KeyMetric, ridge_keys
+from edit_hooks.locate.moments.solve import KeyMetric, ridge_keys
 from edit_hooks.locate.streams.key_factor import KeyFactor
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.storage.hashing import key_of
 
 RidgeOf = Callable[[torch.Tensor], float]  # keys of one delta [U, f] -> ridge
 FACTS = "facts"  # in Delta.meta: the facts whose keys are carried

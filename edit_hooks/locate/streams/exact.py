@@ -29,7 +29,7 @@ from torch import nn
 
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
-from edit_hooks.locate.solve import KeyMetric
+from edit_hooks.locate.moments.solve import KeyMetric
 from edit_hooks.locate.streams.carried_keys import fact_of, factor_name, ridge_name
 from edit_hooks.locate.streams.key_factor import KeyFactor
 from edit_hooks.modeling.architectures import is_transposed, map_shape, weight_of

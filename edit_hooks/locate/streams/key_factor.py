@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from edit_hooks.locate.solve import KeyMetric, ridge_keys
+from edit_hooks.locate.moments.solve import KeyMetric, ridge_keys
 from edit_hooks.utils.errors import EditingError
 
 BLOCK = 128  # columns per panel

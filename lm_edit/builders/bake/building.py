@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from edit_hooks.utils.errors import EditingError, near_misses
-from edit_hooks.utils.json_io import read_json
-from edit_hooks.utils.scripts import mention_of
+from edit_hooks.utils.storage.json_io import read_json
+from edit_hooks.utils.text.scripts import mention_of
 from lm_edit.builders.bake.templates import RelationTemplates, fill, read_relations
 from lm_edit.builders.facts import Fact, entry_names, read_facts
 from lm_eval_tasks.bake.benchmark import REWRITE

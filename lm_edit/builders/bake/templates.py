@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.json_io import read_json
-from edit_hooks.utils.slots import fill_slots, split_slots
+from edit_hooks.utils.storage.json_io import read_json
+from edit_hooks.utils.text.slots import fill_slots, split_slots
 from lm_eval_tasks.common.records.fields import Fields
 
 SUBJECT, OBJECT = "{subject}", "{object}"  # slots of a judge question

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edit_hooks.utils.errors import EditingError, near_misses
-from edit_hooks.utils.files import read_text, sha256_of, user_path
-from edit_hooks.utils.json_io import parse_json
+from edit_hooks.utils.storage.files import read_text, sha256_of, user_path
+from edit_hooks.utils.storage.json_io import parse_json
 from lm_edit.builders.facts import Fact
 
 COLUMNS = ("s", "sLabel", "o", "oLabel")

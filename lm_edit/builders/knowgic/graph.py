@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
-from edit_hooks.utils.json_io import read_json
-from edit_hooks.utils.slots import fill_slots, split_slots
+from edit_hooks.utils.storage.json_io import read_json
+from edit_hooks.utils.text.slots import fill_slots, split_slots
 from judges.match import has_answer
 from lm_edit.builders.facts import Fact, entry_names, read_facts
 from lm_eval_tasks.common.records.fields import Fields

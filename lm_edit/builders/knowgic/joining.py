@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import sha256_of, user_path
-from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.storage.files import sha256_of, user_path
+from edit_hooks.utils.storage.json_io import read_json
 from judges.match import is_short, normalize
 from lm_edit.builders.facts import Fact
 from lm_edit.builders.knowgic.graph import Edit, GraphOrigin, KnowledgeGraph, Relation, parse_graph

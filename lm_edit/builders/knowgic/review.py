@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
-from edit_hooks.utils.files import read_text, write_atomically
-from edit_hooks.utils.json_io import json_lines, read_rows
+from edit_hooks.utils.storage.files import read_text, write_atomically
+from edit_hooks.utils.storage.json_io import json_lines, read_rows
 from lm_edit.builders.facts import Fact, read_facts
 from lm_edit.builders.replies import MAX_NAME, is_usable
 from lm_eval_tasks.common.records.fields import Fields

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
-from edit_hooks.utils.json_io import read_json
-from edit_hooks.utils.slots import fill_slots
+from edit_hooks.utils.storage.json_io import read_json
+from edit_hooks.utils.text.slots import fill_slots
 from judges.match import alias_match, has_answer, normalize
 from lm_edit.builders.facts import Fact, read_facts
 from lm_edit.builders.knowgic.graph import Edit, Relation, read_entity_names, read_relations

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from edit_hooks.prompt_context import statement
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.slots import fill_slots
+from edit_hooks.utils.text.slots import fill_slots
 from judges.backends.base import UNFINISHED_THOUGHT, Fault, Outcome
 from judges.match import has_answer
 from judges.prompt import Chat

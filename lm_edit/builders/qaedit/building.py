@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.json_io import parse_json
+from edit_hooks.utils.storage.json_io import parse_json
 from judges.backends.base import Outcome
 from judges.match import contains
 from judges.prompt import Chat

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import read_text, user_path
-from edit_hooks.utils.json_io import parse_json, read_rows
-from edit_hooks.utils.slots import SLOT
+from edit_hooks.utils.storage.files import read_text, user_path
+from edit_hooks.utils.storage.json_io import parse_json, read_rows
+from edit_hooks.utils.text.slots import SLOT
 from lm_eval_tasks.qaedit.texts import same_text
 
 QUESTION_FIELDS = ("question", "problem")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from edit_hooks.utils.files import write_atomically
-from edit_hooks.utils.json_io import json_text
+from edit_hooks.utils.storage.files import write_atomically
+from edit_hooks.utils.storage.json_io import json_text
 from lm_edit.results.exports.options import ExportOptions, ExportResult
 from lm_edit.results.filters import SAMPLE_FILE, filter_rows, places_of, rows_at
 from lm_edit.results.tables import Source, load_cases, load_results

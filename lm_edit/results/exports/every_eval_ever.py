@@ -16,15 +16,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edit_hooks.utils.files import write_atomically
-from edit_hooks.utils.hashing import key_of
-from edit_hooks.utils.json_io import json_text
+from edit_hooks.utils.storage.files import write_atomically
+from edit_hooks.utils.storage.hashing import key_of
+from edit_hooks.utils.storage.json_io import json_text
 from lm_edit.results.exports.every_eval_instances import Instances
 from lm_edit.results.exports.options import ExportOptions, ExportResult
+from lm_edit.results.files.runs import ResultFile
+from lm_edit.results.files.task_facts import TaskFacts
 from lm_edit.results.filters import filter_rows
-from lm_edit.results.runs import ResultFile
 from lm_edit.results.tables import Source, current_results, load_results
-from lm_edit.results.task_facts import TaskFacts
 from lm_eval_tasks.common.scoring.columns import ALL_CASES
 from lm_eval_tasks.report.run_facts import UNEDITED, slug
 

@@ -12,10 +12,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from edit_hooks.utils.json_io import json_text
-from lm_edit.results.documents import CaseDocument, SavedQuestion, SavedResponse, task_documents
+from edit_hooks.utils.storage.json_io import json_text
+from lm_edit.results.answers.documents import CaseDocument, SavedQuestion, SavedResponse, task_documents
 from lm_edit.results.exports.inspect_log import response_text
-from lm_edit.results.runs import ResultFile
+from lm_edit.results.files.runs import ResultFile
 
 SCHEMA_VERSION = "instance_level_eval_0.2.2"
 NOT_ASKED = SavedResponse(failure="not asked at this stage")

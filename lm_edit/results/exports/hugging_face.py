@@ -15,11 +15,11 @@ from typing import Any
 import yaml
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import write_atomically
+from edit_hooks.utils.storage.files import write_atomically
 from lm_edit.results.exports.options import ExportOptions, ExportResult
+from lm_edit.results.files.task_facts import TaskFacts
 from lm_edit.results.filters import filter_rows
 from lm_edit.results.tables import Source, current_results, load_results
-from lm_edit.results.task_facts import TaskFacts
 
 FOLDER = ".eval_results"
 # Columns in which two results of one run, task and metric differ.

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from edit_hooks.request import prompt_of
 from edit_hooks.utils.errors import EditingError
-from lm_edit.results.documents import CaseDocument, SavedQuestion, SavedResponse, task_documents
+from lm_edit.results.answers.documents import CaseDocument, SavedQuestion, SavedResponse, task_documents
 from lm_edit.results.exports.options import ExportOptions, ExportResult
+from lm_edit.results.files.runs import ResultFile
 from lm_edit.results.filters import SAMPLE_FILE, filter_rows, places_of
-from lm_edit.results.runs import ResultFile
 from lm_edit.results.tables import Source, current_tasks, load_results, result_rows
 from lm_eval_tasks.common.scoring.columns import is_number
 from lm_eval_tasks.report.run_facts import slug

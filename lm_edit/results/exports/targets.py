@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edit_hooks.utils.errors import EditingError, near_misses
-from edit_hooks.utils.outputs import check_output_folder
+from edit_hooks.utils.storage.outputs import check_output_folder
 from lm_edit.results.exports.csv_table import export_csv
 from lm_edit.results.exports.every_eval_ever import export_every_eval_ever
 from lm_edit.results.exports.hugging_face import export_hugging_face
 from lm_edit.results.exports.inspect_log import export_inspect
 from lm_edit.results.exports.options import ExportOptions, ExportResult
-from lm_edit.results.runs import Paths
+from lm_edit.results.files.runs import Paths
 from lm_edit.results.tables import ResultSet, Source
 
 

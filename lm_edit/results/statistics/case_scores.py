@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from edit_hooks.utils.readable import readable
+from edit_hooks.utils.text.readable import readable
 from lm_edit.results.statistics.intervals import RESAMPLES, Interval, Values, bootstrap_interval, wilson_interval
 from lm_eval_tasks.common.scoring.columns import is_number
 

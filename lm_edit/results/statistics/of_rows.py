@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lm_edit.results.files.runs import read_result_file
 from lm_edit.results.filters import is_missing
-from lm_edit.results.runs import read_result_file
 from lm_edit.results.schema import CASE_COLUMNS
 from lm_edit.results.statistics.case_scores import CaseScores, read_case_scores
 from lm_edit.results.statistics.intervals import (

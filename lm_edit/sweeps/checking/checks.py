@@ -22,7 +22,7 @@ from edit_hooks.lm.options.editing import EditingOptions, check_known_options, t
 from edit_hooks.lm.stock.checks import refuse_in_groups
 from edit_hooks.run_options import BY_NAME
 from edit_hooks.utils.errors import EditingError, first_line, near_misses, unknown_keys_error
-from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.storage.hashing import key_of
 from lm_edit.sweeps.checking.tasks import benchmarks_of
 from lm_edit.sweeps.planning.choices import EditorChoice, Plan, Where
 from lm_edit.sweeps.planning.grid import Grid, Run, expand

@@ -21,9 +21,9 @@ from typing import Any, TypeAlias
 
 from edit_hooks.run_options import PLANNED, RUN_OPTIONS
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.hashing import key_of
-from lm_edit.results.runs import ResultFile, read_result_files
-from lm_edit.results.task_facts import TaskFacts
+from edit_hooks.utils.storage.hashing import key_of
+from lm_edit.results.files.runs import ResultFile, read_result_files
+from lm_edit.results.files.task_facts import TaskFacts
 from lm_edit.sweeps.checking.tasks import benchmarks_of, leaf_tasks
 from lm_edit.sweeps.execution.scored import tasks_without_scores
 from lm_edit.sweeps.planning.choices import UNEDITED
@@ -46,7 +46,7 @@ class Estimator:
         unreadable: folder of ``own`` -> why it cannot be read.
 
     Raises:
-        EditingError: as :func:`lm_edit.results.runs.read_result_files`, for ``paths``.
+        EditingError: as :func:`lm_edit.results.files.runs.read_result_files`, for ``paths``.
     """
 
     def __init__(self, paths: Sequence[str], own: Sequence[str] = ()) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.results.runs import read_result_files
+from lm_edit.results.files.runs import read_result_files
 
 
 def missing_parts(folder: Path, tasks: Iterable[str]) -> str | None:

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import remove_leftovers, set_aside, write_atomically
-from edit_hooks.utils.json_io import json_text, read_json
+from edit_hooks.utils.storage.files import remove_leftovers, set_aside, write_atomically
+from edit_hooks.utils.storage.json_io import json_text, read_json
 from lm_edit.sweeps.execution.complete import missing_parts
 from lm_edit.sweeps.planning.grid import Run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.results.runs import ResultFile, read_result_files
+from lm_edit.results.files.runs import ResultFile, read_result_files
 from lm_edit.results.tables import result_rows
 
 NO_REASON = "no reason is stated"

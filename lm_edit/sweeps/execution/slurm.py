@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edit_hooks.utils.errors import EditingError, first_line
-from edit_hooks.utils.files import parse_size
+from edit_hooks.utils.storage.files import parse_size
 from lm_edit.sweeps.execution.runs import RunOutcome, execute, thread_variables
 from lm_edit.sweeps.planning.choices import Resources
 

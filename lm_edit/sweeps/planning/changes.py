@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import require_file
-from edit_hooks.utils.yaml_io import read_yaml
+from edit_hooks.utils.storage.files import require_file
+from edit_hooks.utils.storage.yaml_io import read_yaml
 from lm_edit.sweeps.planning.choices import UNEDITED, ModeChoice, Model, Plan, StepSize
 from lm_edit.sweeps.planning.plan import check_model_args, read_editors
 

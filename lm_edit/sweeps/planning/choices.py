@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.yaml_io import line_of
+from edit_hooks.utils.storage.yaml_io import line_of
 
 UNEDITED = "unedited"  # in place of an editor: the model without edits, mode=none
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.storage.hashing import key_of
 from lm_edit.sweeps.planning.choices import BenchmarkChoice, EditorChoice, ModeChoice, Model, Plan, Where
 from lm_edit.sweeps.planning.named_files import NamedFile, named_files
 

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edit_hooks.utils.files import cache_root, sha256_of
-from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.sqlite_cache import CacheTable, SQLiteCache
+from edit_hooks.utils.storage.files import cache_root, sha256_of
+from edit_hooks.utils.storage.hashing import key_of
+from edit_hooks.utils.storage.sqlite_cache import CacheTable, SQLiteCache
 
 log = get_logger(__name__)
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
-from edit_hooks.utils.files import parse_size, read_text, require_file
-from edit_hooks.utils.numbers import POSITIVE, SEED, Range, require_number, require_whole
-from edit_hooks.utils.options import SECRET_OPTIONS, parse_editor_args, settings_file
-from edit_hooks.utils.yaml_io import parse_yaml, read_yaml
+from edit_hooks.utils.settings.numbers import POSITIVE, SEED, Range, require_number, require_whole
+from edit_hooks.utils.settings.options import SECRET_OPTIONS, parse_editor_args, settings_file
+from edit_hooks.utils.storage.files import parse_size, read_text, require_file
+from edit_hooks.utils.storage.yaml_io import parse_yaml, read_yaml
 from lm_edit.sweeps.planning.choices import (
     UNEDITED,
     BenchmarkChoice,

@@ -11,7 +11,7 @@ from typing import Any
 from edit_hooks.decoding import Decoding
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.scripts import sentence_ends, warn_of_english_rule, writes_spaces
+from edit_hooks.utils.text.scripts import sentence_ends, warn_of_english_rule, writes_spaces
 from lm_eval_tasks.common.asking.probes import PLACEHOLDER
 
 logger = get_logger("lm_eval.editing_tasks")

@@ -11,7 +11,7 @@ from edit_hooks.answers import ContextReport, EditedAnswer, FailedAnswer, Stage
 from edit_hooks.decoding import AskedModel, Decoding, TokenPrompts
 from edit_hooks.prompt_context import SPACE, content_after, resolved_separator
 from edit_hooks.state_reading import StateReading
-from edit_hooks.utils.json_io import without_half_surrogates
+from edit_hooks.utils.storage.json_io import without_half_surrogates
 from lm_eval_tasks.common.asking.answers import Answer, answer_at, filtered_answer
 from lm_eval_tasks.common.records.cases import Case
 

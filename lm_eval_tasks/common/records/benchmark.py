@@ -16,11 +16,11 @@ from typing import Any, Generic, TypeVar
 from edit_hooks.prompt_context import require_separator, separator_name
 from edit_hooks.request import EditedCases, describe_texts
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
-from edit_hooks.utils.files import names_file, user_path
-from edit_hooks.utils.json_io import read_rows
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.plugins import import_object, registered
-from edit_hooks.utils.readable import readable
+from edit_hooks.utils.storage.files import names_file, user_path
+from edit_hooks.utils.storage.json_io import read_rows
+from edit_hooks.utils.text.readable import readable
 from lm_eval_tasks.common.records.cases import Case, with_separator
 from lm_eval_tasks.common.records.dataset import (
     HUB,

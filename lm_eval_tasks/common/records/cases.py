@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.request import with_separator as request_with_separator
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.readable import readable
+from edit_hooks.utils.text.readable import readable
 
 CaseT = TypeVar("CaseT", bound="Case")
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from edit_hooks.utils.errors import EditingError, near_misses
-from edit_hooks.utils.files import blocks_of, user_path
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.pinned_file import UrlFile
-from edit_hooks.utils.readable import readable
+from edit_hooks.utils.storage.files import blocks_of, user_path
+from edit_hooks.utils.storage.pinned_file import UrlFile
+from edit_hooks.utils.text.readable import readable
 from lm_eval_tasks.common.records.cases import OmittedRecord
 from lm_eval_tasks.common.records.fields import Fields
 from lm_eval_tasks.common.records.foreign import describe, recognize, refuse_other_formats

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import read_text
-from edit_hooks.utils.released_settings import is_released
-from edit_hooks.utils.yaml_io import read_yaml
+from edit_hooks.utils.settings.released_settings import is_released
+from edit_hooks.utils.storage.files import read_text
+from edit_hooks.utils.storage.yaml_io import read_yaml
 from lm_eval_tasks.common.records.fields import Fields
 
 OWN_LAYOUT = (

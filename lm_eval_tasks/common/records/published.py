@@ -10,11 +10,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
 from edit_hooks.utils.errors import EditingError, first_line
-from edit_hooks.utils.files import sha256_of
-from edit_hooks.utils.json_io import read_rows
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.pinned_file import PinnedFile, UrlFile
-from edit_hooks.utils.readable import readable
+from edit_hooks.utils.storage.files import sha256_of
+from edit_hooks.utils.storage.json_io import read_rows
+from edit_hooks.utils.storage.pinned_file import PinnedFile, UrlFile
+from edit_hooks.utils.text.readable import readable
 
 logger = get_logger("lm_eval.editing_tasks")
 
@@ -136,7 +136,7 @@ def _warn_unpinned(what: str, advice: str) -> None:
 
 
 def read_records(place: DataFiles, what: str, *, finite: bool = True) -> list[tuple[str, Any]]:
-    """The records of all files, each after its location, as :func:`edit_hooks.utils.json_io.read_rows`.
+    """The records of all files, each after its location, as :func:`edit_hooks.utils.storage.json_io.read_rows`.
 
     Args:
         finite: refuse NaN and infinite numbers.

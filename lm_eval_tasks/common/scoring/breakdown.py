@@ -16,9 +16,9 @@ from typing import Any
 
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError, near_misses
-from edit_hooks.utils.files import user_path
-from edit_hooks.utils.json_io import read_json
 from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.storage.files import user_path
+from edit_hooks.utils.storage.json_io import read_json
 from lm_eval_tasks.common.records.cases import Case
 from lm_eval_tasks.common.scoring.measures import Score
 from lm_eval_tasks.common.settings import Setting, Settings, text_setting

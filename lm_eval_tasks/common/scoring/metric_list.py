@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edit_hooks.utils.options import switch
+from edit_hooks.utils.settings.options import switch
 from lm_eval_tasks.common.scoring.columns import TOTALS
 from lm_eval_tasks.common.scoring.micro import micro_metrics
 from lm_eval_tasks.common.scoring.population import population_metrics

@@ -17,7 +17,7 @@ from typing import Any
 
 from edit_hooks.prompt_context import QA_INSTRUCTION
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.scripts import warn_of_english_rule
+from edit_hooks.utils.text.scripts import warn_of_english_rule
 from judges.base import Verdict
 from judges.match import exact_match
 from lm_eval_tasks.common.asking.probes import PLACEHOLDER, CaseAnswers, Probe

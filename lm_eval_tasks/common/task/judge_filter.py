@@ -21,8 +21,8 @@ from lm_eval.api.registry import get_filter, register_filter
 
 from edit_hooks.answers import FailedAnswer, GeneratedText
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import write_atomically, write_to_cache
 from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.storage.files import write_atomically, write_to_cache
 from judges.base import Item, Verdict
 from judges.model.factory import chosen_judge, make_model_judge
 from judges.model.judge import ModelJudge

@@ -17,8 +17,8 @@ A task's YAML uses four keys of lm-eval in a special way:
   ``filtered_by: population`` one with a second column over the run's population
   (:mod:`lm_eval_tasks.common.scoring.population`), ``from: judge`` one that only judged pipelines report
   (:mod:`lm_eval_tasks.common.task.judge_filter`), and ``headline`` is the place of the metric in the
-  printed table (:mod:`lm_eval_tasks.report.printed_columns`), and ``chance`` and ``role`` are what
-  :mod:`lm_eval_tasks.report.anomalies` checks.
+  printed table (:mod:`lm_eval_tasks.report.printing.printed_columns`), and ``chance`` and ``role`` are what
+  :mod:`lm_eval_tasks.report.printing.anomalies` checks.
 
 ``settings`` is the task's ``metadata``, into which lm-eval merges ``--model_args`` and ``--metadata``. In a stream of
 edits the same scorer runs on the answers of every stage (:mod:`lm_eval_tasks.common.task.stages`).
@@ -39,7 +39,7 @@ from edit_hooks.answers import Stage
 from edit_hooks.prompt_context import SPACE, ChatTemplate, answer_separator
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.options import check_generation_kwargs
+from edit_hooks.utils.settings.options import check_generation_kwargs
 from lm_eval_tasks.common.asking.documents import build_documents
 from lm_eval_tasks.common.asking.generation import (
     after_prompt,

@@ -12,7 +12,7 @@ import torch
 from edit_hooks import EditingError
 from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.registry import editor_class
-from edit_hooks.utils.numbers import POSITIVE
+from edit_hooks.utils.settings.numbers import POSITIVE
 
 
 @dataclass(kw_only=True)

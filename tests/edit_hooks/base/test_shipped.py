@@ -13,11 +13,11 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from edit_hooks import load_editor
 from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.base.shipped import FOLDER, find_shipped, shipped_files
-from edit_hooks.base.wrapper import PostProcessingEditor
+from edit_hooks.base.wrapping.wrapper import PostProcessingEditor
 from edit_hooks.contract.tiny_models import build_model
 from edit_hooks.editors.ft_m import FTM
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.yaml_io import read_yaml
+from edit_hooks.utils.storage.yaml_io import read_yaml
 
 FILES = sorted(FOLDER.glob("*/*.yaml"))
 LAYER_NAMES = ("num_hidden_layers", "n_layer")

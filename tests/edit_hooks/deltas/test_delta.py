@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from edit_hooks import Delta, EditingError, Factor
 from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.deltas.delta import HEADER_CHECKSUM
-from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.storage.hashing import key_of
 
 FACT = ContextEdit("Port Elna is the capital of", "Dravonia", demonstrations=("a", "b"), min_similarity=0.5)
 

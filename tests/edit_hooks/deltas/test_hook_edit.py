@@ -21,7 +21,7 @@ from edit_hooks.deltas import hook_edit as hook_edit_module
 from edit_hooks.deltas.hook_edit import ENTRY_POINTS, HOOK_KINDS, HookEdit, HookKind, kind_class, register_kinds
 from edit_hooks.deltas.row_edits import RowEdits
 from edit_hooks.modeling.architectures import decoder_of
-from edit_hooks.modeling.kv_cache import CACHE, CACHE_NAMES
+from edit_hooks.modeling.forward.kv_cache import CACHE, CACHE_NAMES
 
 IDS = torch.tensor([[5, 6, 7, 8]])
 PLUGIN = """

@@ -28,7 +28,7 @@ from edit_hooks.deltas.schema import (
     text,
     whole,
 )
-from edit_hooks.utils.numbers import NON_NEGATIVE
+from edit_hooks.utils.settings.numbers import NON_NEGATIVE
 
 CHECK = Record(
     {"name": text, "kind": one_of("near", "far", None)},

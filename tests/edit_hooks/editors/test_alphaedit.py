@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from edit_hooks import EditingError, load_editor
 from edit_hooks.contract.tiny_models import EDIT_LAYER, build_model
-from edit_hooks.locate.solve import ridge_keys
+from edit_hooks.locate.moments.solve import ridge_keys
 
 
 def load_alphaedit(model_type: str, **overrides):

@@ -12,7 +12,7 @@ from edit_hooks.contract.subject import EDIT_REQUESTS, contract_settings
 from edit_hooks.contract.tiny_models import build_model, build_tokenizer
 from edit_hooks.inference.items import Limits, ScoreItem
 from edit_hooks.inference.scoring import score
-from edit_hooks.locate.rows import rewriting_row
+from edit_hooks.locate.values.rows import rewriting_row
 from edit_hooks.modeling.tokens import split_continuation
 
 # The others change prompts, or nothing that is trained on a target; wrappers train as their base.

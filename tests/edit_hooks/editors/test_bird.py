@@ -20,7 +20,7 @@ from edit_hooks.editors import bird
 from edit_hooks.editors.bird import BIRDTerm, phrase_table
 from edit_hooks.lm.editing.independent import IndependentEdits
 from edit_hooks.locate.editor import forward_maker
-from edit_hooks.modeling.identity import model_identity
+from edit_hooks.modeling.fingerprint.identity import model_identity
 from edit_hooks.store.store import Store
 
 EDITS = [EditRequest(**record) for record in REQUESTS]

@@ -12,7 +12,7 @@ from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, NUM_LAYERS, REQUESTS
 from edit_hooks.editors.kn import LONG_TARGET, LONG_TARGET_WARNING, KNConfig, Neuron, coarse_neurons, select_neurons
 from edit_hooks.modeling.architectures import is_transposed
-from edit_hooks.modeling.sampling import greedy_continuation
+from edit_hooks.modeling.forward.sampling import greedy_continuation
 from edit_hooks.modeling.tokens import encode, split_continuation
 from edit_hooks.utils.errors import UnusableRequestError
 

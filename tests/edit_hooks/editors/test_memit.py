@@ -23,8 +23,8 @@ from tiny_architectures import ARCHITECTURES
 from edit_hooks import Delta, EditingError, edited, load_editor
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import EDIT_LAYER, build_model
-from edit_hooks.locate.key_reader import read_rows
-from edit_hooks.locate.rows import rewriting_row
+from edit_hooks.locate.values.key_reader import read_rows
+from edit_hooks.locate.values.rows import rewriting_row
 
 
 @each_model

@@ -11,9 +11,9 @@ from tiny_architectures import ARCHITECTURES
 
 from edit_hooks import EditRequest, edited, load_editor
 from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, REQUESTS, SENTENCES, build_model, build_tokenizer
-from edit_hooks.locate.key_reader import key_weights
-from edit_hooks.locate.post_norm import nearest_outputs
-from edit_hooks.locate.rows import kl_row, rewriting_row
+from edit_hooks.locate.values.key_reader import key_weights
+from edit_hooks.locate.values.post_norm import nearest_outputs
+from edit_hooks.locate.values.rows import kl_row, rewriting_row
 from edit_hooks.modeling.architectures import is_transposed
 
 EDITS = [EditRequest(**record) for record in REQUESTS]

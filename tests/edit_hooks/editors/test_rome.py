@@ -14,8 +14,8 @@ from value_problems import EDIT_REQUESTS, LIMIT, each_model, keep_wide, loaded, 
 
 from edit_hooks import edited, load_editor
 from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, EDIT_LAYER, SENTENCES
-from edit_hooks.locate.rows import TokenRow, rewriting_row
-from edit_hooks.locate.value_optimization import ENGINES
+from edit_hooks.locate.values.rows import TokenRow, rewriting_row
+from edit_hooks.locate.values.value_optimization import ENGINES
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from edit_hooks.editors.simie import STATE_PREFIX, concatenated, output_change, 
 from edit_hooks.lm.editing.stream import EditStream, Guard
 from edit_hooks.lm.options.plan import EditPlan, chunked
 from edit_hooks.modeling.architectures import architecture_of, is_transposed
-from edit_hooks.modeling.identity import model_identity
+from edit_hooks.modeling.fingerprint.identity import model_identity
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.store.store import Store
 from edit_hooks.utils.errors import UnusableRequestError

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from edit_hooks import EditingError
-from edit_hooks.base.trained_artifact import MANIFEST_NAME, edit_digest
+from edit_hooks.base.artifacts.trained_artifact import MANIFEST_NAME, edit_digest
 from edit_hooks.contract.tiny_models import EDIT_LAYER
 from edit_hooks.editors.mend import MENDConfig, edited_shapes
 from edit_hooks.gradient.artifact import (
@@ -23,8 +23,8 @@ from edit_hooks.gradient.artifact import (
     save_network,
 )
 from edit_hooks.gradient.hypernetwork import HyperNetwork
-from edit_hooks.modeling.identity import model_identity
-from edit_hooks.training.mend_config import ARTIFACT_SETTINGS
+from edit_hooks.modeling.fingerprint.identity import model_identity
+from edit_hooks.training.mend.config import ARTIFACT_SETTINGS
 
 
 @pytest.fixture

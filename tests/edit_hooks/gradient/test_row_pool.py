@@ -10,7 +10,7 @@ from edit_hooks.gradient.labeled_rows import LabeledRow
 from edit_hooks.gradient.row_pool import CachedPool, PlainPool
 from edit_hooks.gradient.weight_copies import WeightCopies
 from edit_hooks.modeling.architectures import architecture_of
-from edit_hooks.modeling.lm_head import WHOLE_VOCAB, TokenSelection
+from edit_hooks.modeling.forward.lm_head import WHOLE_VOCAB, TokenSelection
 
 ROWS = [
     LabeledRow(list(range(3, 3 + length)), [(length - 1, 7), *([(length - 2, 9)] if length % 2 else [])])

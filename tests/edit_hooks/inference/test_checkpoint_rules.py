@@ -17,7 +17,7 @@ from edit_hooks.inference.checkpoint_rules import CheckpointRules
 from edit_hooks.inference.decoding import end_token_ids, generate
 from edit_hooks.inference.items import GenerateItem, Limits
 from edit_hooks.inference.reference import generate_reference
-from edit_hooks.modeling.generation_settings import FOLLOWED, NO_EFFECT, NOT_FOLLOWED, generation_settings
+from edit_hooks.modeling.fingerprint.generation_settings import FOLLOWED, NO_EFFECT, NOT_FOLLOWED, generation_settings
 from edit_hooks.utils.errors import EditingError
 
 LENGTH = 9

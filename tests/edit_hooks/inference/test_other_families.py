@@ -20,8 +20,8 @@ from edit_hooks.contract.tiny_models import build_model, build_tokenizer
 from edit_hooks.inference.decoding import generate
 from edit_hooks.inference.items import GenerateItem, Limits, ScoreItem
 from edit_hooks.inference.scoring import score
-from edit_hooks.modeling import forward_pass
-from edit_hooks.modeling.forward_pass import ForwardPass, forward_pass_of
+from edit_hooks.modeling.forward import forward_pass
+from edit_hooks.modeling.forward.forward_pass import ForwardPass, forward_pass_of
 
 PROMPTS = ["The mother tongue of Elena is", "Lake", "They say that the parliament of Port Elna belongs to"]
 TARGETS = [" Serbian", " Velm", " x"]

@@ -8,7 +8,7 @@ from state import assert_same_state
 from edit_hooks import EditingError
 from edit_hooks.contract.state import snapshot
 from edit_hooks.locate.context_templates import check_templates, sample_templates
-from edit_hooks.modeling.sampling import SEED_WORDS
+from edit_hooks.modeling.forward.sampling import SEED_WORDS
 
 
 def test_a_sampled_set_begins_with_the_bare_template(tiny_model, tiny_tokenizer):

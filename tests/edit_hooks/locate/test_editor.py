@@ -10,7 +10,7 @@ from editor_settings import MEMIT_CONFIG, ROME_CONFIG
 
 from edit_hooks import EditingError, EditRequest, edited, load_editor
 from edit_hooks.contract.tiny_models import EDIT_LAYER, REQUESTS, SENTENCES, build_model, build_tokenizer
-from edit_hooks.locate.second_moments import MomentSettings, second_moments
+from edit_hooks.locate.moments.second_moments import MomentSettings, second_moments
 
 TEXTS = list(SENTENCES)
 REQUEST = EditRequest(prompt="{} is located in", subject="Port Amelin", target_new="Rome")

@@ -11,7 +11,7 @@ from editor_settings import settings_of
 import edit_hooks.locate.editor
 from edit_hooks import Delta, EditingError, EditRequest, load_editor
 from edit_hooks.contract.tiny_models import build_model, build_tokenizer
-from edit_hooks.locate import evk_align
+from edit_hooks.locate.values import evk_align
 from edit_hooks.prompt_context import qa_context
 from edit_hooks.utils.errors import UnusableRequestError
 

@@ -11,8 +11,8 @@ from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.deltas.row_edits import RowEdits
 from edit_hooks.memory.gated_predictor import KIND, GatedPredictor
 from edit_hooks.modeling.architectures import architecture_of, map_shape
+from edit_hooks.modeling.forward.kv_cache import CACHE
 from edit_hooks.modeling.hooks import hooks, on_input, on_output
-from edit_hooks.modeling.kv_cache import CACHE
 
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 16]])
 ALWAYS, NEVER = 9.0, -9.0  # biases of a gate

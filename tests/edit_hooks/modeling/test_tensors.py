@@ -7,7 +7,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from edit_hooks.modeling.tensors import read_tensors, write_tensors
-from edit_hooks.utils.files import sha256_of
+from edit_hooks.utils.storage.files import sha256_of
 
 HEADER = {"manifest": '{"a": "é \\" \\n \x1f \x7f"}', "format": "one", "checksum": "c" * 64, "digest": "", "ü": ""}
 TENSORS = {"b": torch.arange(6.0).view(2, 3), "a": torch.tensor([1, 2]), "empty": torch.zeros(0)}

@@ -14,8 +14,8 @@ from templates import copy_template
 
 from edit_hooks.base.registry import EDITORS
 from edit_hooks.contract.tiny_models import REQUESTS
-from edit_hooks.training.mend_config import TrainingConfig
-from edit_hooks.training.serac_config import SERACTrainingConfig
+from edit_hooks.training.mend.config import TrainingConfig
+from edit_hooks.training.serac.config import SERACTrainingConfig
 from edit_hooks.utils.errors import EditingError
 from lm_edit.cli.main import main
 from lm_eval_tasks.common.records.benchmark import ENTRY_POINTS

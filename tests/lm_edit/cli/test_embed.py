@@ -14,7 +14,7 @@ from random_deltas import dense_delta, random_delta
 from safetensors.torch import load_file
 
 from edit_hooks import Delta
-from edit_hooks.inference.states import StateComparison, _cosine
+from edit_hooks.inference.effects.states import StateComparison, _cosine
 from edit_hooks.lm.model import EditedHFLM
 
 

@@ -13,11 +13,11 @@ from paths import REAL_DATA, RECORDS
 from task_runs import run
 from writer_server import Asked, serve_writer, write_json
 
-from edit_hooks.utils.json_io import read_rows
+from edit_hooks.utils.storage.json_io import read_rows
 from lm_edit.builders.qaedit.labeling import label, make_chats, read_records
 from lm_edit.builders.qaedit.wording import CATEGORIES
-from lm_edit.figures import qaedit_categories
 from lm_edit.figures.needs import Options
+from lm_edit.figures.wild import qaedit_categories
 
 RELEASED = RECORDS / "qaedit.jsonl"
 ROWS = [record for _, record in read_rows(RELEASED)]

@@ -200,6 +200,6 @@ def test_a_merged_file_has_the_anomalies_and_comparisons_of_all_its_files(tmp_pa
 
 
 def test_reading_results_imports_no_torch() -> None:
-    code = "import sys; import lm_edit.results; import lm_edit.results.exports.targets, lm_edit.results.check"
+    code = "import sys; import lm_edit.results; import lm_edit.results.exports.targets, lm_edit.results.checking.check"
     code += "; sys.exit(bool({'torch', 'transformers', 'inspect_ai'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

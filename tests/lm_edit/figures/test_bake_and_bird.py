@@ -8,7 +8,8 @@ import pytest
 from result_rows import frame, row
 
 from edit_hooks import EditingError
-from lm_edit.figures import bake_answers, bake_icl, bake_logprob, bird_weights
+from lm_edit.figures import bird_weights
+from lm_edit.figures.bake import bake_answers, bake_icl, bake_logprob
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")
 from drawn import bars, categories, lines, texts, whiskers

@@ -10,15 +10,15 @@ import pytest
 from command_line import run_verb
 from result_rows import frame, pretend_results, row
 
-import lm_edit.results.documents
+import lm_edit.results.answers.documents
 import lm_edit.results.tables
 from edit_hooks import EditingError
 from lm_edit import CaseDocument, SavedQuestion, SavedResponse
 from lm_edit.figures.case_answers import draw
+from lm_edit.figures.drawing.tables import as_csv, as_markdown, write_table
 from lm_edit.figures.needs import Options
 from lm_edit.figures.registry import all_figures
 from lm_edit.figures.spec import FigureSpec
-from lm_edit.figures.tables import as_csv, as_markdown, write_table
 
 EDIT = {"prompt": "{} is the capital of", "subject": "Paris", "target_new": "Japan", "target_true": "France"}
 RUNS = {"a": "rome", "b": "ft_m"}
@@ -105,7 +105,7 @@ def test_the_verb_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     pretend_results(monkeypatch, rows)
     asked = [document(run, {"rq": text_of(" Paris")}), document(run, {"rq": text_of("?")}, task="bake_s")]
     monkeypatch.setattr(
-        lm_edit.results.documents,
+        lm_edit.results.answers.documents,
         "load_documents",
         lambda paths, places: (one for one in asked if (one.file, one.task) in places),
     )

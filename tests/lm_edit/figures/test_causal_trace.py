@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from edit_hooks import EditingError
-from edit_hooks.locate.causal_trace import KINDS, Trace
+from edit_hooks.locate.tracing.causal_trace import KINDS, Trace
 from lm_edit.figures.causal_trace import plot_trace
-from lm_edit.figures.output import check_output
+from lm_edit.figures.drawing.output import check_output
 
 has_matplotlib = importlib.util.find_spec("matplotlib") is not None
 

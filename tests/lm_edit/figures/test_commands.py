@@ -13,9 +13,9 @@ from lm_runs import EditedHFLM
 from task_managers import task_manager
 
 from lm_edit.cli.main import build_parser
+from lm_edit.figures.drawing.tables import Table
 from lm_edit.figures.needs import DATA, Options
 from lm_edit.figures.registry import all_figures, find_figure
-from lm_edit.figures.tables import Table
 
 COMMANDS = sorted({spec.needs.command for spec in all_figures()})
 RUNS = [command for command in COMMANDS if command.startswith("lm_eval ")]

@@ -11,17 +11,11 @@ from result_rows import frame, row
 from safetensors.numpy import save_file
 
 from edit_hooks import EditingError
-from edit_hooks.utils.files import sha256_of
-from lm_edit.figures import (
-    evk_align,
-    evk_glue,
-    evk_map,
-    thinkedit_ckp,
-    thinkedit_ifr,
-    thinkedit_tradeoff,
-)
+from edit_hooks.utils.storage.files import sha256_of
+from lm_edit.figures.evk import evk_align, evk_glue, evk_map
 from lm_edit.figures.inputs import Inputs
 from lm_edit.figures.needs import Options
+from lm_edit.figures.thinkedit import thinkedit_ckp, thinkedit_ifr, thinkedit_tradeoff
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")
 from drawn import bars, categories, lines, points, texts

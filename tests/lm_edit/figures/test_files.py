@@ -13,14 +13,16 @@ from paths import ROOT
 from result_rows import frame, pretend_results, row
 
 from edit_hooks import EditingError
-from lm_edit.figures import bake_logprob, bake_statistics, causal_trace, qaedit_categories, wild_grid
-from lm_edit.figures.charts import Bars, Chart, HeatMap, Series, Waterfall
-from lm_edit.figures.look import number, shown, text_on
+from lm_edit.figures import causal_trace
+from lm_edit.figures.bake import bake_logprob, bake_statistics
+from lm_edit.figures.drawing.charts import Bars, Chart, HeatMap, Series, Waterfall
+from lm_edit.figures.drawing.look import number, shown, text_on
+from lm_edit.figures.drawing.output import write_figure
+from lm_edit.figures.drawing.tables import Table, as_csv, as_markdown
 from lm_edit.figures.needs import Options
-from lm_edit.figures.output import write_figure
 from lm_edit.figures.registry import all_figures
 from lm_edit.figures.select import edited_labels
-from lm_edit.figures.tables import Table, as_csv, as_markdown
+from lm_edit.figures.wild import qaedit_categories, wild_grid
 from lm_eval_tasks.common.records.benchmark import find_benchmark
 
 HOSTILE = "<img src=x onerror=alert(1)> $x^$ \x1b[31m </script>"
@@ -58,7 +60,7 @@ def test_user_settings_of_matplotlib_do_not_matter(tmp_path):
 
 def test_interactive_figures_show_the_same_values():
     pytest.importorskip("plotly", reason="the report extra is not installed")
-    from lm_edit.figures.interactive import draw_interactive
+    from lm_edit.figures.drawing.interactive import draw_interactive
 
     steps = [row("wise", task, column.format(metric="em"), value) for (task, column), value in
              zip(wild_grid.STEPS.values(), (1.0, 0.9, math.nan, 0.5, 0.2), strict=True)]  # fmt: skip
@@ -82,7 +84,7 @@ def test_interactive_figures_show_the_same_values():
 def test_bars_whose_shortened_names_are_equal_stay_apart():
     """plotly adds up the bars of one category."""
     pytest.importorskip("plotly", reason="the report extra is not installed")
-    from lm_edit.figures.interactive import draw_interactive
+    from lm_edit.figures.drawing.interactive import draw_interactive
 
     long = "alphaedit (sequential, 1000 edits, batches of {}, edit_context=qa, seed 0)"
     names = [long.format(10), long.format(50), "memit"]
@@ -101,7 +103,7 @@ def test_bars_whose_shortened_names_are_equal_stay_apart():
 
 def test_heat_maps_name_every_cell_and_few_columns():
     pytest.importorskip("plotly", reason="the report extra is not installed")
-    from lm_edit.figures.interactive import draw_interactive
+    from lm_edit.figures.drawing.interactive import draw_interactive
 
     panel = HeatMap(title="", rows=["a<b", "a<b"], columns=[f"c{n}" for n in range(30)], values=[[0.5] * 30, [0.25]],
                     row_label="row", column_label="column", value_label="v", limits=(0.0, 1.0))  # fmt: skip

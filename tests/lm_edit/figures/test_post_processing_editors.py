@@ -15,7 +15,8 @@ from result_rows import frame, pretend_results, row
 from edit_hooks import EditingError, load_editor
 from edit_hooks.in_context.combined import EditorWithContext
 from lm_edit import load_results
-from lm_edit.figures import bird_weights, evk_align, evk_glue
+from lm_edit.figures import bird_weights
+from lm_edit.figures.evk import evk_align, evk_glue
 from lm_edit.figures.needs import Options
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")

@@ -18,7 +18,7 @@ from task_runs import run
 
 from edit_hooks import EditingError
 from lm_edit import load_results
-from lm_edit.figures.charts import Chart
+from lm_edit.figures.drawing.charts import Chart
 from lm_edit.figures.inputs import Inputs
 from lm_edit.figures.needs import Options
 from lm_edit.figures.registry import find_figure

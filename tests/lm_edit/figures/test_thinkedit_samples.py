@@ -17,10 +17,10 @@ from task_runs import run
 
 from edit_hooks import EditingError
 from lm_edit import CaseDocument, SavedQuestion, SavedResponse, load_documents
-from lm_edit.figures import thinkedit_graph, thinkedit_steps
 from lm_edit.figures.inputs import Inputs
 from lm_edit.figures.needs import Options
-from lm_edit.figures.thinkedit_paths import ACTIVE, HALF, read_paths
+from lm_edit.figures.thinkedit import thinkedit_graph, thinkedit_steps
+from lm_edit.figures.thinkedit.thinkedit_paths import ACTIVE, HALF, read_paths
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")
 from drawn import texts

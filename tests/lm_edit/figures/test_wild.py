@@ -10,9 +10,9 @@ import pytest
 from result_rows import frame, row
 
 from edit_hooks import EditingError
-from lm_edit.figures import answer_gap, wild_batches, wild_gap, wild_grid, wild_retention, wild_table
+from lm_edit.figures.drawing.output import write_figure
 from lm_edit.figures.needs import Options
-from lm_edit.figures.output import write_figure
+from lm_edit.figures.wild import answer_gap, wild_batches, wild_gap, wild_grid, wild_retention, wild_table
 from lm_edit.results.filters import filter_rows
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")

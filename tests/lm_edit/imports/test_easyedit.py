@@ -12,7 +12,7 @@ from command_line import run_verb
 
 from edit_hooks import load_editor
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.yaml_io import read_yaml
+from edit_hooks.utils.storage.yaml_io import read_yaml
 from lm_edit.imports.easyedit import read_hparams
 
 MEMIT = {

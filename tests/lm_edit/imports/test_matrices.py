@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from edit_hooks import EditRequest, load_editor
-from edit_hooks.locate.null_space import null_space_of
-from edit_hooks.locate.second_moments import MomentSettings, second_moments
+from edit_hooks.locate.moments.null_space import null_space_of
+from edit_hooks.locate.moments.second_moments import MomentSettings, second_moments
 from edit_hooks.utils.errors import EditingError
 from lm_edit.imports.matrices import import_matrices, read_matrices
 from lm_edit.imports.npz_file import read_key_sum

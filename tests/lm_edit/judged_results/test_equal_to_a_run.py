@@ -21,7 +21,7 @@ from wild_answers import wild_texts
 from judges.settings import JUDGE_VARIABLE
 from lm_edit import load_breakdown, load_cases, load_results, load_retention
 from lm_edit.judged_results.judging import Judging
-from lm_edit.results.check import check_results
+from lm_edit.results.checking.check import check_results
 
 OF_THE_MAKING = ["file", "date"]
 

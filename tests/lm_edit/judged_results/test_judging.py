@@ -20,15 +20,15 @@ from scripted import StockLM
 from task_runs import run
 from wild_answers import wild_texts
 
-from edit_hooks.utils.files import sha256_of
+from edit_hooks.utils.storage.files import sha256_of
 from lm_edit import load_cases, load_results
 from lm_edit.cli.main import main
 from lm_edit.judged_results import writing
 from lm_edit.judged_results.judging import Judging
-from lm_edit.results.check import check_results
-from lm_edit.results.merge import merge_results
-from lm_edit.results.provenance import JUDGED_LATER
-from lm_edit.results.selection import select_wrong
+from lm_edit.results.answers.selection import select_wrong
+from lm_edit.results.checking.check import check_results
+from lm_edit.results.checking.merge import merge_results
+from lm_edit.results.files.provenance import JUDGED_LATER
 
 METRIC = "efficacy_wild_judge"
 

@@ -12,7 +12,7 @@ import yaml
 from board_frames import frames
 from paths import REAL_DATA, ROOT
 
-from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.storage.json_io import read_json
 from lm_edit.leaderboard.columns import DEFAULTS, Column, ColumnKey, describe_case_sets, find_columns
 from lm_edit.leaderboard.published import FILE, name_of_table, published_rows
 

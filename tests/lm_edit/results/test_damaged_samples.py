@@ -15,14 +15,14 @@ from real_runs import RealRuns, result_file
 
 from edit_hooks.utils.errors import EditingError
 from lm_edit import load_cases, load_documents
-from lm_edit.results.check import check_results
+from lm_edit.results.answers.recompute import wrong_numbers
+from lm_edit.results.answers.samples import read_saved_answers
+from lm_edit.results.checking.check import check_results
+from lm_edit.results.checking.merge import merge_results
+from lm_edit.results.checking.repository import submit
 from lm_edit.results.exports.options import ExportOptions
 from lm_edit.results.exports.targets import export_results
-from lm_edit.results.merge import merge_results
-from lm_edit.results.recompute import wrong_numbers
-from lm_edit.results.repository import submit
-from lm_edit.results.runs import read_result_file
-from lm_edit.results.samples import read_saved_answers
+from lm_edit.results.files.runs import read_result_file
 
 TASK = "qaedit_wild_reliability"
 OTHER = "qaedit_wild_generalization"

@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_command_offers_every_target() -> None:
-    from lm_edit.cli.results import TARGET_NAMES
+    from lm_edit.cli.evaluating.results import TARGET_NAMES
 
     assert set(TARGET_NAMES) == set(TARGETS)
 

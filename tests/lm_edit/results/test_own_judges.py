@@ -10,7 +10,7 @@ import pytest
 from result_files import change, judged_run
 
 from lm_edit import load_results
-from lm_edit.results.task_facts import JUDGE
+from lm_edit.results.files.task_facts import JUDGE
 from lm_eval_tasks.common.task.judge_filter import PIPELINE
 
 TASK = "qaedit_wild_reliability"

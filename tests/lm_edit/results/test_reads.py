@@ -13,7 +13,7 @@ from result_files import write_run
 
 from lm_edit.figures.inputs import Inputs
 from lm_edit.leaderboard.site import make_site
-from lm_edit.results.documents import load_cases_and_documents, load_documents
+from lm_edit.results.answers.documents import load_cases_and_documents, load_documents
 from lm_edit.results.filters import SAMPLE_FILE, places_of
 from lm_edit.results.matrices import load_retention
 from lm_edit.results.tables import ResultSet, load_cases, load_results

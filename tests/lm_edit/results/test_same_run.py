@@ -16,7 +16,7 @@ from edit_hooks.utils.errors import EditingError
 from lm_edit import load_cases, load_results
 from lm_edit.leaderboard.site import make_site
 from lm_edit.leaderboard.table import build_board
-from lm_edit.results.merge import merge_results
+from lm_edit.results.checking.merge import merge_results
 from lm_edit.results.show import comparison
 from lm_eval_tasks.report.run_facts import RunFacts, run_facts
 

@@ -12,7 +12,7 @@ from command_line import run_verb
 from lm_eval.__main__ import cli_evaluate
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.storage.json_io import read_json
 from lm_edit import load_results
 from lm_edit.sweeps.checking.checks import check_plan
 from lm_edit.sweeps.checking.estimate import Estimator

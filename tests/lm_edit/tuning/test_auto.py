@@ -10,7 +10,7 @@ import pytest
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.lm.options import auto as option
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.yaml_io import read_yaml
+from edit_hooks.utils.storage.yaml_io import read_yaml
 from lm_edit.tuning import auto
 from lm_edit.tuning.auto import candidate_layers, look
 from lm_edit.tuning.cases import load_cases

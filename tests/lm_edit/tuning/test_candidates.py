@@ -13,7 +13,7 @@ from model_shapes import MODELS, model_like
 from edit_hooks import EditingError, load_editor
 from edit_hooks.base.shipped import FOLDER
 from edit_hooks.contract.tiny_models import EDIT_LAYER, build_model, build_tokenizer
-from edit_hooks.utils.yaml_io import read_yaml
+from edit_hooks.utils.storage.yaml_io import read_yaml
 from lm_edit.tuning.candidates import make_candidates, sample_candidates, step_of
 
 

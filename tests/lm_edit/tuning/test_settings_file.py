@@ -9,7 +9,7 @@ import pytest
 from tuning_cases import CASES
 
 from edit_hooks import EditRequest
-from edit_hooks.utils.options import parse_editor_args
+from edit_hooks.utils.settings.options import parse_editor_args
 from lm_edit.tuning.settings_file import MAX_LISTED, SearchRecord, list_cases, write_settings
 from lm_edit.tuning.trials import FactScore, Trial
 from lm_eval_tasks.common.records.cases import Case

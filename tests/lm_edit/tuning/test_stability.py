@@ -10,7 +10,7 @@ from tuning_cases import CASES, tune
 
 from edit_hooks import Delta, EditRequest, edited, load_editor
 from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, EDIT_LAYER, build_model, build_tokenizer
-from edit_hooks.inference.distributions import NoisyPrompt, next_token_log_probs
+from edit_hooks.inference.effects.distributions import NoisyPrompt, next_token_log_probs
 from edit_hooks.inference.items import Limits
 from lm_edit.tuning.stability import MIN_DISTANCE, NearbyPrompts, _divergence
 

@@ -19,9 +19,9 @@ from edit_hooks.base import origin as origins
 from edit_hooks.base.origin import SettingsOrigin
 from edit_hooks.contract.tiny_models import build_model
 from edit_hooks.lm.options.editing import EditingOptions
-from edit_hooks.utils.options import parse_editor_args
-from edit_hooks.utils.yaml_io import read_yaml
-from lm_edit.cli import tune
+from edit_hooks.utils.settings.options import parse_editor_args
+from edit_hooks.utils.storage.yaml_io import read_yaml
+from lm_edit.cli.editing import tune
 from lm_edit.cli.main import build_parser, main
 from lm_edit.tuning.cases import load_cases
 from lm_edit.tuning.search import check_search

@@ -23,7 +23,7 @@ import lm_eval_editing_autoload
 from edit_hooks import EditingError
 from edit_hooks.answers import LoglikelihoodPair
 from edit_hooks.contract.tiny_models import save_tiny
-from lm_edit.results.check import check_results
+from lm_edit.results.checking.check import check_results
 from lm_edit.sweeps.planning.plan import load_plan, shipped_plans
 from lm_eval_tasks.general_ability import editglue
 from lm_eval_tasks.general_ability.editglue import COLA, MMLU, MRPC, NLI, RTE, RTE_INVERTED, SST2

@@ -12,7 +12,7 @@ from paths import RECORDS
 from record_files import invented_records, published_data, with_field, write_jsonl
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.pinned_file import PinnedFile
+from edit_hooks.utils.storage.pinned_file import PinnedFile
 from lm_eval_tasks.common.records.benchmark import load_edit_requests
 from lm_eval_tasks.knowgic import aliases
 from lm_eval_tasks.knowgic.benchmark import KNOWGIC

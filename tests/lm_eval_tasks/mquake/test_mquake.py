@@ -17,7 +17,7 @@ from task_runs import build, metrics_of, run
 from edit_hooks.answers import EditedAnswer, FailedAnswer
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.json_io import read_rows
+from edit_hooks.utils.storage.json_io import read_rows
 from lm_eval_tasks.common.records.benchmark import load_edit_requests
 from lm_eval_tasks.mquake.benchmark import MQUAKE
 from lm_eval_tasks.mquake.demonstrations import find_demonstrations

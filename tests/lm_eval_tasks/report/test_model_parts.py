@@ -15,7 +15,7 @@ from saved_results import evaluate_here
 from tokenizers import processors
 from transformers import AutoTokenizer
 
-from edit_hooks.modeling.identity import CONFIG_EXCLUSIONS
+from edit_hooks.modeling.fingerprint.identity import CONFIG_EXCLUSIONS
 from lm_edit import load_results
 from lm_edit.cli.main import main
 from lm_eval_tasks.report.model_parts import NO_ANSWER, differing_parts, model_parts

@@ -11,7 +11,7 @@ import torch
 from lm_runs import build, case, instance
 
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES
-from edit_hooks.modeling.positions import has_position_table, num_positions
+from edit_hooks.modeling.forward.positions import has_position_table, num_positions
 from edit_hooks.utils.errors import EditingError
 
 PROMPT = "Port Elna is the capital of"

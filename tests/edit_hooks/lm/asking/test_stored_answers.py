@@ -17,10 +17,10 @@ from paths import RECORDS
 from edit_hooks import EditingError, EditRequest, load_editor
 from edit_hooks.contract.tiny_models import build_tokenizer
 from edit_hooks.inference import decoding, reference, scoring
-from edit_hooks.inference.states import StateComparison
+from edit_hooks.inference.effects.states import StateComparison
 from edit_hooks.store import answer_cache
-from edit_hooks.utils import hashing
-from edit_hooks.utils.sqlite_cache import SQLiteCache
+from edit_hooks.utils.storage import hashing
+from edit_hooks.utils.storage.sqlite_cache import SQLiteCache
 
 BAKE = ["bake_es", "bake_rq"]  # likelihoods and free answers
 STREAM = {"mode": "sequential", "edits": "bake", "data": str(RECORDS / "bake_qa.jsonl"), "num_edits": 3}

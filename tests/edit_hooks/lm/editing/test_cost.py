@@ -23,7 +23,7 @@ from edit_hooks import EditingError
 from edit_hooks.base.editor import Editor
 from edit_hooks.contract.tiny_models import build_model
 from edit_hooks.edit_report import Cost
-from edit_hooks.inference.edit_effects import EditEffects
+from edit_hooks.inference.effects.edit_effects import EditEffects
 from edit_hooks.lm.editing import cost as edit_cost
 from edit_hooks.lm.editing.cost import GIB, GPUMemory
 from edit_hooks.store.store import Store

@@ -12,7 +12,7 @@ from edit_hooks import Delta, EditRequest, load_editor
 from edit_hooks.contract.tiny_models import build_model, build_tokenizer
 from edit_hooks.lm.editing import independent, stored_bar
 from edit_hooks.lm.editing.independent import FailedEdit, IndependentEdits
-from edit_hooks.modeling.identity import model_identity
+from edit_hooks.modeling.fingerprint.identity import model_identity
 from edit_hooks.store.store import Store
 
 NAMES = ("Amelin", "Brisk", "Corvo", "Delmar", "Estra")

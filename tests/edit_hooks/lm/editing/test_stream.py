@@ -19,9 +19,9 @@ from edit_hooks.lm.editing.memory_limit import LargeEdits
 from edit_hooks.lm.editing.stream import PROBE_TEXT, EditStream, Guard
 from edit_hooks.lm.editing.unusable import edit_usable
 from edit_hooks.lm.options.plan import EditPlan, chunked
-from edit_hooks.modeling.identity import model_identity
+from edit_hooks.modeling.fingerprint.identity import model_identity
 from edit_hooks.store.store import Store
-from edit_hooks.utils.hashing import code_fingerprint
+from edit_hooks.utils.storage.hashing import code_fingerprint
 
 EDIT_REQUESTS = [EditRequest(**record) for record in REQUESTS]
 SETTINGS = {"ft_l": FT_CONFIG, "kn": {"layers": [EDIT_LAYER]}, "lora": LORA_CONFIG, "mend": MEND_CONFIG}

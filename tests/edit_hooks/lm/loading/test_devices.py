@@ -17,7 +17,7 @@ from edit_hooks.answers import LoglikelihoodPair
 from edit_hooks.lm.loading.devices import describe_devices
 from edit_hooks.lm.stock.unedited import UneditedStock
 from edit_hooks.store.store import Store
-from lm_edit.results.repository import submit
+from lm_edit.results.checking.repository import submit
 
 
 def test_results_name_the_device_that_computed(tiny_path: Callable[..., Path], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from random_deltas import random_delta
 from edit_hooks import load_editor
 from edit_hooks.base import origin as origins
 from edit_hooks.contract.tiny_models import EDIT_LAYER, REQUESTS, build_model, build_tokenizer
-from edit_hooks.deltas.export import export_peft
+from edit_hooks.deltas.saving.export import export_peft
 from edit_hooks.editors.ft_m import FTM
 from edit_hooks.editors.prune import PRUNE
 from edit_hooks.request import EditRequest

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from layered_edits import random_keys
 
 from edit_hooks import Delta, EditingError
-from edit_hooks.locate.null_space import MatrixProjector, null_space
-from edit_hooks.locate.solve import SecondMoment, ridge_keys
+from edit_hooks.locate.moments.null_space import MatrixProjector, null_space
+from edit_hooks.locate.moments.solve import SecondMoment, ridge_keys
 from edit_hooks.locate.streams import key_factor
 from edit_hooks.locate.streams.carried_keys import CarriedKeys, KeySystem, key_name
 from edit_hooks.locate.streams.key_factor import KeyFactor

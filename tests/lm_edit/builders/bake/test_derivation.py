@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from paths import REAL_DATA, RECORDS, ROOT
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.json_io import read_rows
+from edit_hooks.utils.storage.json_io import read_rows
 from lm_edit.builders.bake.building import FactTable, build_records, read_fact_table
 from lm_edit.builders.bake.derivation import NO_NAMES, NO_OBJECT, NO_SUBJECT, NO_WORDS, derive
 from lm_edit.builders.bake.templates import RelationTemplates, fill, read_templates

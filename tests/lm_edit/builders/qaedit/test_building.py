@@ -16,7 +16,7 @@ from record_files import published_data
 from writer_server import FACTS, Fact, parse_asked
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.json_io import read_rows
+from edit_hooks.utils.storage.json_io import read_rows
 from judges.backends.base import UNFINISHED_THOUGHT, Fault, Outcome, Reply
 from judges.prompt import quote
 from lm_edit.builders.qaedit.building import (

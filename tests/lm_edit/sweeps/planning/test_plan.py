@@ -13,8 +13,8 @@ from command_line import run_verb
 from edit_hooks.lm.options.editing import EditingOptions
 from edit_hooks.training.trainer import RESUME_NAME
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import sha256_of
-from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.storage.files import sha256_of
+from edit_hooks.utils.storage.json_io import read_json
 from lm_edit.sweeps.checking import tasks
 from lm_edit.sweeps.checking.checks import check_plan, origin_of
 from lm_edit.sweeps.execution.runs import SETTINGS, command_of, prepare
@@ -363,7 +363,7 @@ def test_mistakes_are_named_with_their_line(
     text: str, line: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     path = write(tmp_path, text)
-    monkeypatch.setattr("lm_edit.cli.sweep.execute", lambda *_: pytest.fail("the sweep began"))
+    monkeypatch.setattr("lm_edit.cli.evaluating.sweep.execute", lambda *_: pytest.fail("the sweep began"))
     assert run_verb(["sweep", str(path)]) == 2
     printed = capsys.readouterr().err
     assert f"plan.yaml, line {line}: " in printed and message in printed
@@ -387,7 +387,7 @@ def test_missing_inputs_of_editors_are_found_before_a_run(
 ) -> None:
     """The dry run accepted an editor without its trained network, and every run of it failed."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[4] / "docs" / "templates" / "editor"))
-    monkeypatch.setattr("lm_edit.cli.sweep.execute", lambda *_: pytest.fail("the sweep began"))
+    monkeypatch.setattr("lm_edit.cli.evaluating.sweep.execute", lambda *_: pytest.fail("the sweep began"))
     path = write(tmp_path, f"editors: [r_rome, '{editor}']\nbenchmarks: [bake_es]\n".replace("'", ""))
     assert run_verb(["sweep", str(path), "--out", str(tmp_path / "out"), *options]) == 2
     shown, printed = capsys.readouterr()
@@ -434,7 +434,7 @@ def test_shared_options_of_streams_are_left_out_of_other_runs(tmp_path: Path) ->
 def test_options_of_another_executor_are_errors(
     options: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("lm_edit.cli.sweep.execute", lambda *_: pytest.fail("the sweep began"))
+    monkeypatch.setattr("lm_edit.cli.evaluating.sweep.execute", lambda *_: pytest.fail("the sweep began"))
     assert run_verb(["sweep", "example", *options]) == 2
     assert message in capsys.readouterr().err
 

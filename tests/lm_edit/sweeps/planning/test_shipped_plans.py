@@ -16,7 +16,7 @@ from paths import ROOT
 from edit_hooks import load_editor
 from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.base.shipped import find_shipped
-from lm_edit.figures import evk_align
+from lm_edit.figures.evk import evk_align
 from lm_edit.sweeps.checking.checks import check_plan, origin_of, shape_config
 from lm_edit.sweeps.checking.tasks import benchmarks_of, leaf_tasks
 from lm_edit.sweeps.planning.choices import UNEDITED, Plan

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from record_files import write_jsonl
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.json_io import read_rows
-from edit_hooks.utils.pinned_file import PinnedFile
+from edit_hooks.utils.storage.json_io import read_rows
+from edit_hooks.utils.storage.pinned_file import PinnedFile
 from lm_eval_tasks.common.records.dataset import LoadedRecords, Source, choose_data, load_records
 from lm_eval_tasks.common.records.fields import Fields
 from lm_eval_tasks.common.settings import Settings

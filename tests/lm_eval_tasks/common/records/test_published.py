@@ -18,7 +18,7 @@ from file_server import FileServer, serve_files
 from hub_server import serve_hub
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.pinned_file import UrlFile
+from edit_hooks.utils.storage.pinned_file import UrlFile
 from lm_eval_tasks.common.records import published
 from lm_eval_tasks.common.records.dataset import LoadedRecords, Source, load_records
 from lm_eval_tasks.common.records.fields import Fields

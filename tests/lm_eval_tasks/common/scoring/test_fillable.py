@@ -11,7 +11,7 @@ from result_files import scripted_results, write_run
 from task_runs import build, metrics_of, run
 
 from lm_edit.judged_results.replay import SavedTask, build_task
-from lm_edit.results.runs import read_result_file
+from lm_edit.results.files.runs import read_result_file
 from lm_eval_tasks.common.fillable import LEFT_OUT, unfillable
 from lm_eval_tasks.common.scoring.measures import ComponentMeasure, Excluded, Unscored
 

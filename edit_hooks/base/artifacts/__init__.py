@@ -1,0 +1,1 @@
+"""Tensors from outside an edit: artifacts of a training, and tensors of a user."""

@@ -1,0 +1,1 @@
+"""Editors that post-process the updates of another editor."""

@@ -1,0 +1,1 @@
+"""Saved edits: folders for later runs, exports, PEFT's rules, fewer ranks."""

@@ -1,0 +1,1 @@
+"""Second moments of keys: their texts, collection, storage, solves and null spaces."""

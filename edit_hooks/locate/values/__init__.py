@@ -1,0 +1,1 @@
+"""Value optimization: rows of an edit, forward passes over them, targets."""

@@ -1,0 +1,1 @@
+"""Forward passes: caches, heads, losses, positions, sampled text."""

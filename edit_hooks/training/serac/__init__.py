@@ -1,0 +1,1 @@
+"""Training of SERAC's scope classifier and counterfactual model."""

@@ -1,0 +1,1 @@
+"""Parsing of settings: numbers with ranges, options of commands, files of other projects."""

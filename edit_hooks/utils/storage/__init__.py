@@ -1,0 +1,1 @@
+"""Files, caches, locks and hashes; JSON and YAML readers."""

@@ -1,0 +1,1 @@
+"""Texts: templates with slots, scripts, regular expressions, short texts of values."""

@@ -1,0 +1,1 @@
+"""Verbs that edit models and prepare edits."""

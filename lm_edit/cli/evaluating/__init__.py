@@ -1,0 +1,1 @@
+"""Verbs that run evaluations and read their results."""

@@ -1,0 +1,1 @@
+"""Figures of EVK-Bench and EVK-Align."""

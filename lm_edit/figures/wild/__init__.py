@@ -1,0 +1,1 @@
+"""Figures of QAEdit: synthetic against free answers."""

@@ -1,0 +1,1 @@
+"""Answers of runs: samples, cases, verdicts and scores computed again."""

@@ -1,0 +1,1 @@
+"""Checks and merging of result files, and the results repository."""

@@ -1,0 +1,1 @@
+"""The table that lm-eval prints, and warnings below it."""
