@@ -50,18 +50,10 @@ ULTRA = {
     "loc": "x?",
     "loc_ans": "y",
 }
-UNKE = {
-    "id": 0,
-    "question": "Who is Orsa?",
-    "para_question": "Orsa is who?",
-    "answer": "Orsa is.",
-    "sub_question": ["a"],
-}
 RECORDS_OF = {
     "HalluEditBench": (HALLU, "'target_new' (object)"),
     "ROME's known facts": (KNOWN, "lm-edit trace --edits FILE"),
     "UltraEditBench": (ULTRA, "'locality_prompt' (loc)"),
-    "UnKEBench": (UNKE, "'rephrase_prompt' (para_question)"),
 }
 
 

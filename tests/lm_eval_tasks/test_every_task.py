@@ -91,8 +91,7 @@ def test_every_record_is_scored_or_has_a_reason(task: str, lm_class: type) -> No
             found_docs = found[f"{name}_n"] + excluded + len(reasons)
         assert found_docs == num_docs
     assert found["unscored"] == sum(bool(sample["unscored_reason"]) for sample in samples)
-    assert samples[1]["unscored_reason"]
-    if lm_class is ScriptedLM:
+    if lm_class is ScriptedLM:  # whose edit of this case fails; texts of a stock model may be scored in every column
         assert "edit failed: no such layer" in set(samples[1]["unscored_reason"].values())
     counted = json.loads(found["unscored_reason"])
     assert counted == Counter(reason for sample in samples for reason in set(sample["unscored_reason"].values()))

@@ -56,11 +56,6 @@ FOREIGN = (
             "'locality_ground_truth' (loc_ans), and 'subject' for editors that need one"
         ),
     ),
-    Foreign(
-        "UnKEBench",
-        ("question", "para_question", "answer", "sub_question"),
-        OWN_LAYOUT.format(fields="'prompt' (question), 'target_new' (answer) and 'rephrase_prompt' (para_question)"),
-    ),
 )
 EASYEDIT_SETTINGS = (
     "it is a settings file of EasyEdit, not a file of records. Give it as editor_args=FILE (lm-edit: --editor-args "

@@ -1,0 +1,1 @@
+"""Unstructured edits: a paragraph as the answer to a question (UnKEBench, AKEW)."""
