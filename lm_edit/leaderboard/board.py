@@ -145,10 +145,11 @@ class Cell:
 
 
 class RowCost(NamedTuple):
-    """Seconds of a row's edits, all together, and the largest GPU memory; ``None`` where no result has them."""
+    """Seconds of a row's edits, all together and by edit, and the largest memory; ``None`` where no result has them."""
 
     seconds: float | None
     peak_gib: float | None
+    seconds_per_edit: float | None = None
 
 
 @dataclass

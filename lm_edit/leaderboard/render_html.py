@@ -25,10 +25,28 @@ from lm_edit.leaderboard.render_text import GENERATOR, describe_column
 from lm_edit.leaderboard.significance import Comparison, Ranking
 
 MAX_MEGABYTES = 25  # of the page
+COST = "cost"  # benchmark of the columns without cases
+COSTS: tuple[dict[str, Json], ...] = tuple(
+    {
+        "name": f"cost {name}",
+        "task": "",
+        "metric": name,
+        "score": "",
+        "benchmark": COST,
+        "higher": False,
+        "shown": False,
+        "group": False,
+        "about": about,
+    }
+    for name, about in (
+        ("seconds per edit", "seconds that making the edits took, by their number; neither ranked nor tested"),
+        ("peak GiB", "most memory while an edit was made; neither ranked nor tested"),
+    )
+)
 # Room for the sentence about cases that are left out.
 NOTE_BYTES = 1000
 # Parts of the script; the last one starts the page.
-SCRIPTS = ("basics.js", "tables.js", "ranks.js", "cases.js", "viewer.js", "page.js")
+SCRIPTS = ("basics.js", "tables.js", "ranks.js", "frontier.js", "cases.js", "viewer.js", "page.js")
 
 
 def render_html(
@@ -87,7 +105,7 @@ def _board(board: Board, published: Sequence[PublishedRow], title: str) -> dict[
     return {
         "title": title,
         "methods": list(board.methods),
-        "columns": [_column(column) for column in board.columns],
+        "columns": [*(_column(column) for column in board.columns), *COSTS],
         "sections": [
             {
                 "title": section.title,
@@ -141,8 +159,14 @@ def _row(row: Row, numbers: dict[ColumnKey, int]) -> Json:
         "settings": row.key["settings"],
         "seeds": [[seed, list(runs)] for seed, runs in row.runs.items()],
         "names": list(row.run_names),
-        "cells": {str(numbers[key]): _cell(cell) for key, cell in row.cells.items()},
+        "cells": {str(numbers[key]): _cell(cell) for key, cell in row.cells.items()}
+        | {str(len(numbers) + place): {"value": cost} for place, cost in enumerate(_costs(row)) if cost is not None},
     }
+
+
+def _costs(row: Row) -> tuple[float | None, float | None]:
+    """The numbers of the columns :data:`COSTS`."""
+    return row.cost.seconds_per_edit, row.cost.peak_gib
 
 
 def _cell(cell: Cell) -> Json:

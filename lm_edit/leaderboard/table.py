@@ -145,7 +145,7 @@ def _read_row(key: RowKey, group: pd.DataFrame, cases: _CasesByColumn) -> Row:
 
 def _cost(records: Sequence[Mapping[Hashable, Any]]) -> RowCost:
     """The cost of the edits of a row; tasks of one benchmark share them, and so do runs of one stream."""
-    seconds: dict[str, float] = {}
+    seconds: dict[str, tuple[float, float]] = {}  # seed -> of all edits, of one
     peaks = []
     for record in records:
         edit = record.get("edit")
@@ -153,10 +153,15 @@ def _cost(records: Sequence[Mapping[Hashable, Any]]) -> RowCost:
         number, each, peak = (edit.get(name) for name in ("edits", "seconds_per_edit", "peak_memory_gib"))
         if is_number(number) and is_number(each) and number:
             seed = text_of(record["seed"])
-            seconds[seed] = max(seconds.get(seed, 0.0), number * each)
+            seconds[seed] = max(seconds.get(seed, (0.0, 0.0)), (number * each, float(each)))
         if is_number(peak):
             peaks.append(float(peak))
-    return RowCost(math.fsum(seconds.values()) / len(seconds) if seconds else None, max(peaks, default=None))
+    total, one = (
+        (math.fsum(values) / len(seconds) for values in zip(*seconds.values(), strict=True))
+        if seconds
+        else (None, None)
+    )
+    return RowCost(total, max(peaks, default=None), one)
 
 
 def _over_seeds(by_seed: Mapping[str, tuple[Cell, CaseScores | None]]) -> tuple[Cell, CaseScores | None]:

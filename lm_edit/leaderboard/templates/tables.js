@@ -25,6 +25,9 @@ function shownColumns(list) {
   return [...state.columns].sort((a, b) => a - b).filter((index) => (editors.length ? editors : list).some((row) => row.cells[index]));
 }
 
+const isCost = (index) => board.columns[index].benchmark === "cost";
+const cost = (value) => (value === null ? "–" : value >= 100 ? value.toFixed(0) : value.toPrecision(2));
+
 function heading(columns, first) {
   const groups = el("tr", { class: "groups" }, el("th", {}, ""));
   let last = null;
@@ -38,7 +41,7 @@ function heading(columns, first) {
   }
   return el("thead", {}, groups, el("tr", {}, sortable("editor", [first], ""), columns.map((index, position) => {
     const column = board.columns[index];
-    const arrow = column.higher === null ? "" : column.higher ? "" : " (lower is better)";
+    const arrow = column.higher === false && !isCost(index) ? " (lower is better)" : "";
     const before = position ? board.columns[columns[position - 1]].benchmark : "";
     const label = [breakable(column.metric + arrow), el("span", { class: "task" }, breakable(column.task))];
     return sortable(index, label, column.about, before !== column.benchmark && position ? "first" : "");
@@ -70,6 +73,7 @@ function firsts(columns) {
 function cellOf(row, index, style) {
   const cell = row.cells[index];
   if (!cell) return el("td", { class: `none ${style}`, title: "not evaluated" }, "");
+  if (isCost(index)) return el("td", { class: style }, el("span", { class: "value" }, cost(cell.value)));
   const interval = cell.interval ? `${cell.interval[2] === "normal approximation" ? "~" : ""}${number(cell.interval[0])}–${number(cell.interval[1])}` : "";
   const counts = cell.of === null ? "" : el("span", { class: cell.n < cell.of ? "partial" : "" }, `${cell.n}/${cell.of}`);
   const open = () => show({ task: board.columns[index].task, doc: "", a: row.seeds[0][1][0], b: "" });
@@ -99,6 +103,7 @@ function sectionOf(section) {
     columns.length ? el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": section.title }, table)
       : el("p", { class: "note" }, "None of the chosen columns was evaluated here."),
     section.coverage ? el("p", { class: "note partial" }, section.coverage) : "",
+    frontier(section, kept, columns),
     section.ranking ? ranks(section.ranking) : "", el("p", { class: "note" }, section.note));
 }
 

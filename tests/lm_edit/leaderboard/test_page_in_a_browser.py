@@ -296,3 +296,30 @@ def test_keys_move_through_the_listed_cases_and_links_hold(visit):
     gone = compared(visit, fragment=re.sub("doc=[0-9]+", "doc=77", address))
     gone.locator("#viewer[open]").wait_for()
     assert "does not have: case 77" in gone.locator("#stale").inner_text()
+
+
+# --- cost ------------------------------------------------------------------------------------------------------------
+
+
+def test_scores_stand_against_the_cost_of_the_edits(visit):
+    """rome is cheap and poor, memit dear and good; ft costs more than rome and is no better."""
+    values = {"rome": ([1.0, 0.0, 0.0], 0.5), "ft": ([1.0, 0.0, 0.0], 2.0), "memit": ([1.0, 1.0, 0.0], 4.0)}
+    results, cases = frames({name: {ES: scores} for name, (scores, _) in values.items()})
+    results["edit"] = [
+        {"edits": 3, "seconds_per_edit": values[name][1], "peak_memory_gib": 1.5} for name in results["editor"]
+    ]
+    page = visit((results, cases))
+    page.click("#chooser summary")
+    page.check('input[data-column="cost seconds per edit"]')
+    page.keyboard.press("Escape")
+    page.locator("#tables thead button", has_text="seconds per edit").click()
+    rows = page.locator("#tables tbody tr")
+    assert [(row.split()[0], row.split()[-1]) for row in rows.all_inner_texts()] == [
+        ("memit", "4.0"), ("ft", "2.0"), ("rome", "0.50"),
+    ]  # fmt: skip
+    page.click(".frontier summary")
+    caption = page.locator(".frontier figcaption").inner_text()
+    assert "from the cheapest on: rome (0.333 at 0.50), memit (0.667 at 4.0)." in caption
+    assert page.locator(".frontier circle.front").count() == 2 and page.locator(".frontier circle").count() == 3
+    page.locator(".frontier select").nth(1).select_option(label="peak GiB")
+    assert "memit (0.667 at 1.5)." in page.locator(".frontier figcaption").inner_text()
