@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
+from edit_hooks.base.model_support import require_support
 from edit_hooks.base.registry import load_editor
 from edit_hooks.base.wrapping.wrapper import PostProcessingEditor
 from edit_hooks.lm.model import EditedHFLM
@@ -111,7 +112,8 @@ def prepare_stats(
         folder: of the matrices; ``<cache>/stats`` by default.
 
     Raises:
-        EditingError: for an editor that uses no second moments, missing layers, and text that cannot be read.
+        EditingError: for an editor that uses no second moments, missing layers, text that cannot be read, and a model
+            whose weights cannot be edited.
     """
     settings = dict(settings or {})
     limit = NullSpaceLimit(threshold, energy)
@@ -135,6 +137,7 @@ def prepare_stats(
         dtype=settings.get("moment_dtype") or "float32",
     )
     check_source(moment_settings.source)  # while no weight is loaded
+    require_support(lm.model)
     moments = second_moments(lm.model, lm.tokenizer, settings["layers"], moment_settings, folder=root, quiet=quiet)
     reports = []
     for layer, moment in moments.items():

@@ -34,6 +34,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.artifacts.given_tensors import read_given_tensors, tensor_of
+from edit_hooks.base.model_support import require_support
 from edit_hooks.locate.tracing.restored_runs import KINDS, RestoredRuns, TracedFact, TracedToken, last_logits
 from edit_hooks.modeling.architectures import input_device, num_layers, unwrapped
 from edit_hooks.modeling.fingerprint.identity import model_identity
@@ -171,11 +172,13 @@ def trace_facts(
             or a safetensors file.
 
     Raises:
-        EditingError: for requests without subject, when no fact is left to trace, and for noise that does not fit.
+        EditingError: for requests without subject, when no fact is left to trace, for noise that does not fit, and for
+            a model whose weights cannot be edited.
     """
     settings = settings or TraceSettings()
     inner = unwrapped(model)
     require_subjects(requests, "trace")
+    require_support(inner)
     given = None if noise is None else read_given_tensors(noise, "noise")
     with frozen(inner), gradients(False):
         facts, skipped = _select_facts(inner, tokenizer, requests, settings)

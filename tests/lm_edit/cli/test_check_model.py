@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import write_requests
 from lm_runs import FAST, build, run
 from pytest import CaptureFixture, MonkeyPatch
 
@@ -40,6 +41,25 @@ def test_checks_offer_and_reasons_are_printed(
     assert check(save_tiny(tmp_path, model_type)) == code
     printed = capsys.readouterr().out
     assert [line for line in lines if line not in printed] == []
+
+
+@pytest.mark.parametrize(
+    ("model_type", "message"),
+    [
+        ("mamba", "MambaForCausalLM fails the self-check that every model passes"),
+        ("mixtral", "its MLP is a mixture of experts"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["trace", "stats"])
+def test_traces_and_statistics_need_what_edits_need(
+    verb: str, model_type: str, message: str, tmp_path: Path, capsys: CaptureFixture[str]
+) -> None:
+    """A trace of a model that fails the self-check would be numbers of modules that are not those of an MLP."""
+    model = ["--pretrained", str(save_tiny(tmp_path, model_type)), "--device", "cpu"]
+    facts = ["--edits", str(write_requests(tmp_path / "facts.jsonl")), "--answer", "predicted", "--store", "off"]
+    words = facts if verb == "trace" else ["--layers", "1", "--tokens", "64"]
+    assert main([verb, *model, *words]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_model_is_named_once(tmp_path: Path, capsys: CaptureFixture[str]) -> None:
