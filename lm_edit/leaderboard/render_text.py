@@ -114,6 +114,11 @@ def _markdown_rows(section: Section, columns: Sequence[Column]) -> Iterable[list
         yield [escape_cell(row.label), *cells, *_cost_cells(section, row)]
 
 
+def format_minutes(value: float) -> str:
+    """Two decimals below ten, as for small models; no exponents."""
+    return "<0.01" if value < 0.01 else f"{value:.2f}" if value < 10 else f"{value:.0f}"
+
+
 def _cost_header(section: Section) -> list[str]:
     """The columns of cost that a row of the section has."""
     costs = [row.cost for row in section.rows]
@@ -123,7 +128,7 @@ def _cost_header(section: Section) -> list[str]:
 
 def _cost_cells(section: Section, row: Row) -> list[str]:
     texts = {
-        "minutes": "" if row.cost.seconds is None else f"{row.cost.seconds / 60:.2g}",
+        "minutes": "" if row.cost.seconds is None else format_minutes(row.cost.seconds / 60),
         "GiB": "" if row.cost.peak_gib is None else f"{row.cost.peak_gib:.1f}",
     }
     return [texts[name] for name in _cost_header(section)]

@@ -13,7 +13,7 @@ pytest.importorskip("scikit_posthocs", reason="the statistics are in the extra l
 from board_frames import frames
 
 from lm_edit.leaderboard.published import published_rows
-from lm_edit.leaderboard.render_text import render_csv, render_latex, render_markdown
+from lm_edit.leaderboard.render_text import format_minutes, render_csv, render_latex, render_markdown
 from lm_edit.leaderboard.table import build_board
 
 SCORES = {
@@ -88,3 +88,10 @@ def test_a_table_has_the_columns_that_its_editors_were_evaluated_on():
     assert [column.key.metric for column in section.evaluated(board.columns)] == ["efficacy_prob"]
     for text in (render_markdown(board, board.columns, ()), render_latex(board, board.columns, ())):
         assert text.count("reverse_qa_prob") <= 1  # in the notes only
+
+
+@pytest.mark.parametrize(
+    ("minutes", "text"), [(0.00002, "<0.01"), (0.0324, "0.03"), (9.99, "9.99"), (439.4, "439"), (1e6, "1000000")]
+)
+def test_minutes_have_no_exponent(minutes: float, text: str) -> None:
+    assert format_minutes(minutes) == text
