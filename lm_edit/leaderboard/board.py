@@ -145,11 +145,18 @@ class Cell:
 
 
 class RowCost(NamedTuple):
-    """Seconds of a row's edits, all together and by edit, and the largest memory; ``None`` where no result has them."""
+    """What the edits of a row cost; ``None`` where no result has it.
+
+    Attributes:
+        seconds: of all edits together.
+        peak_gib: the largest GPU memory.
+        seconds_per_edit, update_norm_ratio: means over the edits of the task whose edits took longest.
+    """
 
     seconds: float | None
     peak_gib: float | None
     seconds_per_edit: float | None = None
+    update_norm_ratio: float | None = None
 
 
 @dataclass

@@ -50,9 +50,9 @@ class Cases:
                 }
                 for question in document.questions
             ],
-            "scores": {name: _plain(value) for name, value in document.metrics.items()},
+            "scores": {name: plain(value) for name, value in document.metrics.items()},
             "reasons": {name: _text(reason) for name, reason in document.reasons.items()},
-            "edit": {name: _plain(value) for name, value in document.report.items() if name != "edited_texts"},
+            "edit": {name: plain(value) for name, value in document.report.items() if name != "edited_texts"},
         }
         documents = self.questions.setdefault(document.task, {})
         if documents.setdefault(document.doc_id, asked) != asked:
@@ -123,9 +123,9 @@ def _response(response: SavedResponse) -> Json:
     if response.failure is not None and response.text is None:
         return {"failure": _text(response.failure)}
     if response.cosine is not None:
-        return {"cosine": _plain(response.cosine)}
+        return {"cosine": plain(response.cosine)}
     if response.text is None:
-        return {"logprob": _plain(response.logprob), "tokens": response.num_tokens, "greedy": response.is_greedy}
+        return {"logprob": plain(response.logprob), "tokens": response.num_tokens, "greedy": response.is_greedy}
     follows = (response.raw or "").removeprefix(response.text)
     parts = {"text": response.text, "follows": follows, "thought": response.thought or ""}
     return {name: _text(part) for name, part in parts.items() if part or name == "text"}
@@ -137,14 +137,14 @@ def _text(text: str | None) -> str | None:
     return f"{text[:MAX_TEXT]} [... {len(text) - MAX_TEXT} more characters]"
 
 
-def _plain(value: object) -> Json:
+def plain(value: object) -> Json:
     """A value of a sample file with fewer digits and without NaN."""
     if isinstance(value, float):
         return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if math.isfinite(value) else None
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, Mapping):
-        return {str(name): _plain(part) for name, part in value.items()}
+        return {str(name): plain(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
+        return [plain(part) for part in value]
     return _text(str(value))

@@ -14,17 +14,20 @@ import hashlib
 import html
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from edit_hooks.utils.storage.files import packaged_file, read_text
 from lm_edit.leaderboard.board import Board, Cell, Row
-from lm_edit.leaderboard.cases import Cases, Json, to_json
+from lm_edit.leaderboard.cases import Cases, Json, plain, to_json
 from lm_edit.leaderboard.columns import Column, ColumnKey
 from lm_edit.leaderboard.published import PublishedRow
 from lm_edit.leaderboard.render_text import GENERATOR, describe_column
 from lm_edit.leaderboard.significance import Comparison, Ranking
+from lm_edit.results.comparing import EDITED_MODEL
+from lm_edit.results.filters import text_of
 
 MAX_MEGABYTES = 25  # of the page
+EDITOR_CONFIG = "editor_config"
 COST = "cost"  # benchmark of the columns without cases
 COSTS: tuple[dict[str, Json], ...] = tuple(
     {
@@ -41,12 +44,13 @@ COSTS: tuple[dict[str, Json], ...] = tuple(
     for name, about in (
         ("seconds per edit", "seconds that making the edits took, by their number; neither ranked nor tested"),
         ("peak GiB", "most memory while an edit was made; neither ranked nor tested"),
+        ("size of the update", "norm of the update, relative to the weights it changes; neither ranked nor tested"),
     )
 )
 # Room for the sentence about cases that are left out.
 NOTE_BYTES = 1000
 # Parts of the script; the last one starts the page.
-SCRIPTS = ("basics.js", "tables.js", "ranks.js", "frontier.js", "cases.js", "viewer.js", "page.js")
+SCRIPTS = ("basics.js", "tables.js", "ranks.js", "frontier.js", "differences.js", "cases.js", "viewer.js", "page.js")
 
 
 def render_html(
@@ -157,6 +161,7 @@ def _row(row: Row, numbers: dict[ColumnKey, int]) -> Json:
         "regime": row.key.regime,
         "origin": row.settings_origin,
         "settings": row.key["settings"],
+        "facts": _facts(row),
         "seeds": [[seed, list(runs)] for seed, runs in row.runs.items()],
         "names": list(row.run_names),
         "cells": {str(numbers[key]): _cell(cell) for key, cell in row.cells.items()}
@@ -164,9 +169,18 @@ def _row(row: Row, numbers: dict[ColumnKey, int]) -> Json:
     }
 
 
-def _costs(row: Row) -> tuple[float | None, float | None]:
+def _costs(row: Row) -> tuple[float | None, ...]:
     """The numbers of the columns :data:`COSTS`."""
-    return row.cost.seconds_per_edit, row.cost.peak_gib
+    return row.cost.seconds_per_edit, row.cost.peak_gib, row.cost.update_norm_ratio
+
+
+def _facts(row: Row) -> dict[str, Json]:
+    """What identifies the edited model, and the editor's settings: what can differ between two rows."""
+    facts: dict[str, Json] = {name: row.key[name] for name in EDITED_MODEL if row.key[name]}
+    config = row.first[EDITOR_CONFIG]
+    if isinstance(config, Mapping):
+        facts |= {f"{EDITOR_CONFIG}: {name}": plain(value) for name, value in config.items()}
+    return facts | {name: text for name in ("limit", "date") if (text := text_of(row.first[name]))}
 
 
 def _cell(cell: Cell) -> Json:

@@ -28,6 +28,7 @@ COVERAGE_GAP = 0.1
 UNKNOWN_WEIGHTS = "weights not recorded"
 UNKNOWN_PARTS = "tokenizer and configuration not recorded"
 OF_GROUP = "a group has no cases of its own"
+UPDATE = "update_norm_ratio"
 UNSCORED = "unscored"  # without a reason that is known here
 
 
@@ -145,7 +146,7 @@ def _read_row(key: RowKey, group: pd.DataFrame, cases: _CasesByColumn) -> Row:
 
 def _cost(records: Sequence[Mapping[Hashable, Any]]) -> RowCost:
     """The cost of the edits of a row; tasks of one benchmark share them, and so do runs of one stream."""
-    seconds: dict[str, tuple[float, float]] = {}  # seed -> of all edits, of one
+    longest: dict[str, tuple[float, Mapping[str, Any]]] = {}  # seed -> seconds of all edits, summary of the edits
     peaks = []
     for record in records:
         edit = record.get("edit")
@@ -153,15 +154,18 @@ def _cost(records: Sequence[Mapping[Hashable, Any]]) -> RowCost:
         number, each, peak = (edit.get(name) for name in ("edits", "seconds_per_edit", "peak_memory_gib"))
         if is_number(number) and is_number(each) and number:
             seed = text_of(record["seed"])
-            seconds[seed] = max(seconds.get(seed, (0.0, 0.0)), (number * each, float(each)))
+            longest[seed] = max(longest.get(seed, (0.0, edit)), (number * each, edit), key=lambda found: found[0])
         if is_number(peak):
             peaks.append(float(peak))
-    total, one = (
-        (math.fsum(values) / len(seconds) for values in zip(*seconds.values(), strict=True))
-        if seconds
-        else (None, None)
-    )
-    return RowCost(total, max(peaks, default=None), one)
+    each, norm = ([edit.get(name) for _, edit in longest.values()] for name in ("seconds_per_edit", UPDATE))
+    total = _mean([seconds for seconds, _ in longest.values()])
+    return RowCost(total, max(peaks, default=None), _mean(each), _mean(norm))
+
+
+def _mean(values: Sequence[object]) -> float | None:
+    """Over the numbers among the values."""
+    numbers = [float(str(value)) for value in values if is_number(value)]
+    return math.fsum(numbers) / len(numbers) if numbers else None
 
 
 def _over_seeds(by_seed: Mapping[str, tuple[Cell, CaseScores | None]]) -> tuple[Cell, CaseScores | None]:

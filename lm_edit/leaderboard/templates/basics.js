@@ -4,6 +4,9 @@ const board = JSON.parse(document.getElementById("board").textContent);
 const packed = JSON.parse(document.getElementById("cases").textContent); // compressed, by task
 const cases = { questions: {}, answers: {} }; // of the tasks that were looked at
 const byId = (id) => document.getElementById(id);
+// A column of the page alone, whose cells follow from the columns on screen.
+const MEAN_RANK = board.columns.push({ name: "mean rank", task: "", metric: "mean rank", score: "", benchmark: "rank", higher: null, shown: false, group: false,
+  about: "mean of the ranks over the scores on screen that all editors of the table have; not tested" }) - 1;
 const names = board.columns.map((column) => column.name);
 const defaults = board.columns.flatMap((column, number) => (column.shown ? [number] : []));
 // Cases are those of one run per task: a row of several seeds is looked at seed by seed.

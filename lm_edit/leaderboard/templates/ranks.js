@@ -41,6 +41,16 @@ function ranks(ranking) {
     el("ol", { class: "note" }, ranking.names.map((name, index) => el("li", {}, `${name}: ${ranking.ranks[index].toFixed(2)}`))));
 }
 
+// Each score on screen counts once, whatever its benchmark.
+function addMeanRanks(list) {
+  const editors = list.filter((row) => !row.reference);
+  const rank = (row, index) => (row.cells[index] ? row.cells[index].rank : null);
+  for (const row of editors) delete row.cells[MEAN_RANK];
+  const scores = [...state.columns].filter((index) => index !== MEAN_RANK && editors.every((row) => rank(row, index)));
+  if (!scores.length || editors.length < 2) return;
+  for (const row of editors) row.cells[MEAN_RANK] = { value: scores.reduce((sum, index) => sum + rank(row, index), 0) / scores.length };
+}
+
 // Width in the units of the picture, whose texts have 12 px.
 function widthOf(text) {
   const context = document.createElement("canvas").getContext("2d");

@@ -74,6 +74,7 @@ function cellOf(row, index, style) {
   const cell = row.cells[index];
   if (!cell) return el("td", { class: `none ${style}`, title: "not evaluated" }, "");
   if (isCost(index)) return el("td", { class: style }, el("span", { class: "value" }, cost(cell.value)));
+  if (index === MEAN_RANK) return el("td", { class: style }, el("span", { class: "value" }, cell.value.toFixed(2)));
   const interval = cell.interval ? `${cell.interval[2] === "normal approximation" ? "~" : ""}${number(cell.interval[0])}–${number(cell.interval[1])}` : "";
   const counts = cell.of === null ? "" : el("span", { class: cell.n < cell.of ? "partial" : "" }, `${cell.n}/${cell.of}`);
   const open = () => show({ task: board.columns[index].task, doc: "", a: row.seeds[0][1][0], b: "" });
@@ -95,6 +96,7 @@ function rowOf(row, columns) {
 function sectionOf(section) {
   const kept = section.rows.filter((row) => row.reference || matches([row.label, row.model, row.origin, section.title, ...row.names]));
   if (kept.every((row) => row.reference) && section.rows.some((row) => !row.reference)) return null;
+  addMeanRanks(section.rows);
   const columns = shownColumns(section.rows);
   const value = (row, index) => (row.cells[index] ? real(row.cells[index].value) : null);
   const ordered = [...kept.filter((row) => row.reference), ...sorted(kept.filter((row) => !row.reference), (row) => row.label, value)];

@@ -68,7 +68,7 @@ function drawViewer(asked = {}) {
       select("Task", (tasks.includes(view.task) ? tasks : [view.task, ...tasks]).map((task) => [task, task]), view.task, change("task"), "viewtask"),
       select("Editor", editors, view.a, change("a"), "viewa"),
       select("beside", [["", "nothing"], ...editors.filter(([run]) => run !== view.a)], view.b, change("b"), "viewb")),
-    numbers(view.task, [first, second].filter(Boolean)),
+    numbers(view.task, [first, second].filter(Boolean)), second ? differences(first, second) : "",
     ...(all.length ? [
       el("div", { class: "pick" },
         select("Score", scores, comparison.chosen[0], change("score"), "viewscore"),

@@ -323,3 +323,41 @@ def test_scores_stand_against_the_cost_of_the_edits(visit):
     assert page.locator(".frontier circle.front").count() == 2 and page.locator(".frontier circle").count() == 3
     page.locator(".frontier select").nth(1).select_option(label="peak GiB")
     assert "memit (0.667 at 1.5)." in page.locator(".frontier figcaption").inner_text()
+
+
+def test_mean_ranks_are_over_the_scores_on_screen(visit):
+    gs = "bake_gs/paraphrase_prob"
+    right = {"rome": (3, 2), "memit": (2, 1), "ft": (1, 3)}  # ranks 1 2 3 and 2 3 1
+    scores = {
+        name: {task: [float(case < count) for case in range(4)] for task, count in zip((ES, gs), both, strict=True)}
+        for name, both in right.items()
+    }
+    results, cases = frames(scores)
+    norms = {"rome": 0.04, "memit": 0.5}
+    results["edit"] = [{"edits": 4, "seconds_per_edit": 1.0, "update_norm_ratio": norms.get(name)}
+                       for name in results["editor"]]  # fmt: skip
+    columns = "bake_es efficacy_prob|bake_gs paraphrase_prob|cost size of the update|mean rank"
+    page = visit((results, cases), fragment=f"#columns={columns.replace(' ', '+')}&sort=%2Bmean+rank")
+    rows = [row.split("\t") for row in page.locator("#tables tbody tr").all_inner_texts()]
+    assert [(row[0].split()[0], *row[-2:]) for row in rows] == [
+        ("rome", "0.040", "1.50"), ("ft", "", "2.00"), ("memit", "0.50", "2.50"),
+    ]  # fmt: skip
+    page.locator("#chooser summary").click()
+    page.locator('[data-column="bake_gs paraphrase_prob"]').uncheck()
+    assert [row.split("\t")[-1] for row in page.locator("#tables tbody tr").all_inner_texts()] == [
+        "1.00",
+        "2.00",
+        "3.00",
+    ]
+
+
+def test_what_differs_between_two_editors(visit):
+    results, cases = frames({"rome": {ES: [1.0, 0.0]}, "memit": {ES: [1.0, 1.0]}})
+    results["editor_config"] = [{"layers": [5], "steps": len(name)} for name in results["editor"]]
+    page = visit((results, cases), documents=documents_of((results, cases), number=2))
+    open_viewer(page, page.locator("#compare"))
+    page.select_option("#viewa", label="rome")
+    page.select_option("#viewb", label="memit")
+    page.click("#viewdiffers")
+    rows = [row.split("\t") for row in page.locator(".differing tbody tr").all_inner_texts()]
+    assert rows == [["editor", "rome", "memit"], ["editor config: steps", "4", "5"]]
