@@ -34,10 +34,10 @@ def quick_settings(subject: Subject) -> dict[str, Any]:
 
 
 def edits(subject: Subject, model: Any, more: dict[str, Any]) -> list[Delta]:
-    """Three independent edits, and a stream of two steps behind the first."""
+    """Two independent edits, and a stream of two steps."""
     editor = subject.make(**quick_settings(subject), **more)
     joint = subject.capabilities.supports_joint
-    independent = editor.edit(model, subject.tokenizer, EDIT_REQUESTS[:3])
+    independent = editor.edit(model, subject.tokenizer, EDIT_REQUESTS[:2])
     history: list[Delta] = []
     with AppliedDeltas(model) as applied:
         for request in EDIT_REQUESTS[:2]:

@@ -17,10 +17,10 @@ UNUSED = {
 PACKAGES = ("lm_eval", "sentence_transformers", "peft", "datasets")
 
 
-# Imports the libraries once, and each editor in a child of that process.
+# Imports once what every editor loads, and each editor in a child of that process.
 CODE = """
 import importlib, os, sys
-import torch, transformers, edit_hooks
+import torch, transformers.modeling_utils, edit_hooks
 for editor in sys.argv[1:]:
     child = os.fork()
     if child == 0:
