@@ -33,6 +33,7 @@ extensions = [
     "sphinx_copybutton",
     "generated",
     "links",
+    "made",
     "mathml",
 ]
 exclude_patterns = ["README.md", "templates", "_*", "**/.ipynb_checkpoints"]
@@ -59,7 +60,7 @@ napoleon_use_ivar = True
 html_theme = "pydata_sphinx_theme"
 html_title = "lm-eval-editing"
 html_static_path = ["_static"]
-html_extra_path = ["_extra"]  # the leaderboard page of the gallery's runs, as `lm-edit leaderboard` writes it
+html_extra_path = ["_made/pages"]  # the leaderboard page of the gallery's runs, see _ext/made.py
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from edit_hooks.assets.demo_name import DEMO_NAME
 from edit_hooks.deltas.apply import AppliedDeltas, require_no_context
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.saving.saved import editor_of, read_deltas, saved_files
@@ -29,6 +30,7 @@ from lm_eval_tasks.common.records.benchmark import find_benchmark
 from lm_eval_tasks.common.records.cases import NEIGHBORHOOD, Case
 from lm_eval_tasks.common.settings import Settings
 from lm_eval_tasks.protocols.stability import EVK_NOISE_SEED, EVK_STATE, perturbed_prompts, sigma_of
+from lm_eval_tasks.report.portable import portable
 
 FORMAT = "lm-eval-editing/embeddings/1"
 EDIT = "edit"  # kind of the edit prompts as they are
@@ -86,7 +88,7 @@ def write_embeddings(
         "format": FORMAT,
         "vectors": out.name,
         "sha256": sha256_of(out),
-        "model": str(lm.pretrained),
+        "model": DEMO_NAME if lm.is_demo else portable(str(lm.pretrained)),
         "model_key": lm.identity.key,
         "width": tensors["unedited"].shape[1],
         "state": EVK_STATE.read(settings),

@@ -6,42 +6,53 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import yaml
-from block import ROOT, Block
+from block import Block
+from made import example, examples
 
+from lm_edit.figures.drawing.tables import Table, as_markdown
 from lm_edit.figures.needs import DATA, FILE
 from lm_edit.figures.registry import all_figures
 from lm_edit.figures.spec import FigureSpec
 
-PICTURES = ROOT / "docs/_static/figures"
-
 
 def gallery(_: str) -> Block:
     """Thumbnails of all figures, and a section for each."""
-    drawn: dict[str, str] = yaml.safe_load((PICTURES / "drawn.yaml").read_text(encoding="utf-8"))
     cards = "\n\n".join(_card(spec) for spec in all_figures())
-    sections = [_section(spec, drawn) for spec in all_figures()]
+    sections = [_section(spec) for spec in all_figures()]
     return Block("\n\n".join([f"::::{{grid}} 1 2 3 3\n:gutter: 2\n\n{cards}\n\n::::", *sections]))
 
 
 def _card(spec: FigureSpec) -> str:
-    picture = PICTURES / f"{spec.name}.svg"
-    image = f":img-top: ../_static/figures/{spec.name}.svg\n:img-alt: {spec.title}\n" if picture.is_file() else ""
+    has_picture = spec.name in examples() and not spec.is_table
+    image = f":img-top: {_picture(spec)}\n:img-alt: {spec.title}\n" if has_picture else ""
     return f":::{{grid-item-card}} [{spec.name}](#{spec.name})\n{image}\n{spec.title}\n:::"
 
 
-def _section(spec: FigureSpec, drawn: dict[str, str]) -> str:
+def _picture(spec: FigureSpec) -> str:
+    kept = examples()[spec.name].picture
+    return f"../_static/figures/{kept}" if kept else f"../_made/figures/{spec.name}.svg"
+
+
+def _section(spec: FigureSpec) -> str:
     title = f"{spec.title[0].upper()}{spec.title[1:]}."
     parts = [f"## {spec.name}", f"{title} Follows {spec.published}."]
-    if (PICTURES / f"{spec.name}.svg").is_file():
-        parts.append(f"![{spec.title}](docs/_static/figures/{spec.name}.svg)")
-    elif (PICTURES / f"{spec.name}.md").is_file():
-        parts.append((PICTURES / f"{spec.name}.md").read_text(encoding="utf-8").strip())
-    parts.append(f"*Drawn from {drawn[spec.name]}.*" if spec.name in drawn else "*No example is drawn here.*")
+    if spec.name not in examples():
+        parts.append("*No example is drawn here.*")
+    else:
+        parts.append(_example(spec))
+        parts.append(f"*Drawn from {examples()[spec.name].runs}.*")
     parts.append(f"```bash\n{_commands(spec)}\n```")
     if spec.needs.further:
         parts.append(f"Further runs: {spec.needs.further}.")
     return "\n\n".join(parts)
+
+
+def _example(spec: FigureSpec) -> str:
+    if not spec.is_table:
+        return f"```{{image}} {_picture(spec)}\n:alt: {spec.title}\n```"
+    table = example(spec.name)
+    assert isinstance(table, Table)
+    return as_markdown(table).strip()
 
 
 def _commands(spec: FigureSpec) -> str:
