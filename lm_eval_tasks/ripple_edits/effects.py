@@ -82,8 +82,10 @@ def score_effects(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Mea
             raise Excluded
         if released:
             tests = [test for test in tests if counts(test)]
-            if not tests or not answered(0):
+            if not tests:
                 raise Excluded
+            if not answered(0):
+                raise Unscored("the edit prompt is not answered with the new object, so no test of it is scored")
         return measures.case_mean([float(passes(test)) for test in tests], "tests")
 
     def executed() -> float:

@@ -17,6 +17,7 @@ CLAUSES = {
     "published": "excluded by the published filter from {columns}",
     "known": "excluded from {columns}: the unedited model has that answer already",
     "not_asked": "without a question of {columns}",
+    "not_counted": "without a test of {columns} whose conditions the unedited model meets",
     "population": "outside the population of {columns}",
 }
 
