@@ -16,6 +16,10 @@ const FILTERS = {
   equal: ["equal", (gap) => gap === 0],
   unscored: ["one of them unscored", (gap) => gap === null],
 };
+const BECAUSE = "because ";
+// The chosen reason stays, also where the editors of now have no such case.
+const filtersOf = (comparison, chosen) => [...Object.entries(FILTERS).map(([key, [text]]) => [key, text]),
+  ...[...new Set([...comparison.list.flatMap((one) => one.reasons), ...(chosen.startsWith(BECAUSE) ? [chosen.slice(BECAUSE.length)] : [])])].sort().map((reason) => [BECAUSE + reason, `unscored: ${reason}`.slice(0, 100)])];
 const plainScore = (key) => key.replace(/,none$/, "");
 
 // What is compared: a score of the first editor, and the same or another one of the second editor, or of the first.
@@ -39,7 +43,8 @@ function comparisonOf(view, first, second) {
     const texts = (second ? answers : answers.slice(0, 1)).map(answerOf);
     const more = answers[0] && answers[0].edit ? answers[0].edit[view.more] : undefined;
     const gap = isOne ? (left === null ? null : 0) : left === null || right === null ? null : sign * (left - right);
-    return { id, name: asked.case, category: asked.category || "", fact, left, right, gap, texts, more };
+    const reasons = answers.flatMap((answer, side) => (answer && answer.reasons[chosen[side]]) || []);
+    return { id, reasons, name: asked.case, category: asked.category || "", fact, left, right, gap, texts, more };
   });
   const facts = [...new Set(Object.values(documents[0]).flatMap((answer) => Object.keys(answer.edit || {})))];
   return { keys, chosen, names, list, facts, isOne };
@@ -56,9 +61,11 @@ function answerOf(answer) {
 }
 
 function shownCases(view, comparison) {
-  const [, fits] = FILTERS[view.filter] || FILTERS[""];
+  const reason = view.filter.startsWith(BECAUSE) ? view.filter.slice(BECAUSE.length) : null;
+  const [, named] = FILTERS[view.filter] || FILTERS[""];
+  const fits = (one) => (reason === null ? named(one.gap) : one.reasons.includes(reason));
   const word = view.text.toLowerCase();
-  const found = comparison.list.filter((one) => (!view.filter || fits(one.gap))
+  const found = comparison.list.filter((one) => (!view.filter || fits(one))
     && (!word || [one.name, one.category, one.fact, ...one.texts].some((text) => String(text).toLowerCase().includes(word))));
   const key = view.order.slice(1);
   if (!["left", "right", "gap", "more", "fact", "category"].includes(key)) return found;

@@ -73,7 +73,7 @@ function drawViewer(asked = {}) {
       el("div", { class: "pick" },
         select("Score", scores, comparison.chosen[0], change("score"), "viewscore"),
         select("against", [["", "the same"], ...scores.filter(([key]) => key !== comparison.chosen[0])], comparison.chosen[1] === comparison.chosen[0] ? "" : comparison.chosen[1], change("second"), "viewsecond"),
-        select("Show", Object.entries(FILTERS).map(([key, [text]]) => [key, text]), view.filter, change("filter"), "viewfilter"),
+        select("Show", filtersOf(comparison, view.filter), view.filter, change("filter"), "viewfilter"),
         select("with", [["", "no fact of the edit"], ...comparison.facts.map((name) => [name, name.replaceAll("_", " ")])], view.more, change("more"), "viewmore"), find),
       comparison.isOne ? "" : summaryOf(comparison), list,
       el("div", { class: "pick" }, step(-1), step(1), el("span", { class: "note" }, `case ${position + 1} of ${ids.length}; keys j and k`)),

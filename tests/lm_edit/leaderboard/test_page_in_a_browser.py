@@ -264,9 +264,19 @@ def test_wins_and_losses_of_two_editors_with_their_test(visit):
 
 def test_cases_are_filtered_found_and_sorted(visit):
     page = compared(visit)
-    for name, cases in (("first", "0127"), ("second", "5"), ("equal", "34"), ("unscored", "6"), ("", "01234567")):
+    for name, cases in (
+        ("first", "0127"),
+        ("second", "5"),
+        ("equal", "34"),
+        ("unscored", "6"),
+        ("because empty answer", "6"),
+        ("", "01234567"),
+    ):
         page.select_option("#viewfilter", value=name)
         assert listed(page) == list(cases)
+    gone = compared(visit, fragment=page.evaluate("location.hash") + "&filter=because+a+timeout")
+    gone.locator("#viewer[open]").wait_for()
+    assert listed(gone) == [] and gone.locator("#viewfilter option:checked").inner_text() == "unscored: a timeout"
     page.fill("#viewtext", "memit says 5")
     assert listed(page) == ["5"] and page.locator("#viewcount").inner_text() == "1 of 8 cases"
     page.fill("#viewtext", "")
