@@ -45,6 +45,20 @@ SHORTENED = [
 ]
 UNCHECKED = [(editor, name) for row, (editor, name) in enumerate(SHORTENED) if (row + ALL_MODEL_TYPES.index(name)) % 2]
 IN_TURNS = [(name, FULL[row % 2]) for row, name in enumerate(EDITORS)]
+# Every editor in bfloat16 and, on both families, every second one in float16; `-m slow` runs the other half.
+HALF_PRECISION = [
+    *(pytest.param(*pair, torch.bfloat16, 0.25, id=f"{pair[0]}-{pair[1]}-bfloat16") for pair in IN_TURNS),
+    *(
+        pytest.param(
+            *pair,
+            torch.float16,
+            0.1,
+            id=f"{pair[0]}-{pair[1]}-float16",
+            marks=[pytest.mark.slow] if row // len(FULL) % 2 else [],
+        )
+        for row, pair in enumerate(IN_TURNS)
+    ),
+]
 each_model = pytest.mark.parametrize("model_type", ALL_MODEL_TYPES)
 each_model_and_dtype = pytest.mark.parametrize(
     ("model_type", "dtype"),
@@ -95,10 +109,7 @@ def test_conduct_on_the_other_family(editor):
     assert_passes(editor, model_type, OWN_CONDUCT)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "limit"), [(torch.bfloat16, 0.25), (torch.float16, 0.1)], ids=["bfloat16", "float16"]
-)
-@pytest.mark.parametrize(("editor", "model_type"), IN_TURNS)
+@pytest.mark.parametrize(("editor", "model_type", "dtype", "limit"), HALF_PRECISION)
 def test_contract_in_half_precision(editor, model_type, dtype, limit):
     """Edits of a bfloat16 model stay float32 and leave nothing behind; in 16 bits targets get as likely as in float32.
 
