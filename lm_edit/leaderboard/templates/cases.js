@@ -111,11 +111,12 @@ function summaryOf(comparison) {
 
 function caseTable(view, comparison, choose) {
   const isTwo = !comparison.isOne;
-  const heads = [["fact", "case"], ["category", "kind"], ["left", comparison.names[0]], ...(isTwo ? [["right", comparison.names[1]]] : []), ["", "answer"], ...(comparison.list.some((one) => one.texts.length > 1) ? [["", "second answer"]] : []), ...(view.more ? [["more", view.more.replaceAll("_", " ")]] : [])];
+  const hasKinds = comparison.list.some((one) => one.category);
+  const heads = [["fact", "case"], ...(hasKinds ? [["category", "kind"]] : []), ["left", comparison.names[0]], ...(isTwo ? [["right", comparison.names[1]]] : []), ["", "answer"], ...(comparison.list.some((one) => one.texts.length > 1) ? [["", "second answer"]] : []), ...(view.more ? [["more", view.more.replaceAll("_", " ")]] : [])];
   const sorted = (key) => (key && view.order.slice(1) === key ? (view.order[0] === "-" ? "descending" : "ascending") : "none");
   const order = (key) => choose({ order: view.order === `-${key}` ? `+${key}` : view.order === `+${key}` ? "" : `-${key}` });
   const value = (given) => (given === null || given === undefined ? "–" : typeof given === "number" ? number(given) : typeof given === "object" ? JSON.stringify(given) : String(given));
-  const cells = (one) => [one.category, value(one.left), ...(isTwo ? [value(one.right)] : []), ...one.texts.map((text) => text.slice(0, 90)), ...(view.more ? [value(one.more)] : [])];
+  const cells = (one) => [...(hasKinds ? [one.category] : []), value(one.left), ...(isTwo ? [value(one.right)] : []), ...one.texts.map((text) => text.slice(0, 90)), ...(view.more ? [value(one.more)] : [])];
   const list = shownCases(view, comparison);
   return [
     el("p", { class: "note", id: "viewcount", role: "status" }, `${list.length} of ${comparison.list.length} cases`),
