@@ -49,9 +49,9 @@ def test_the_columns_shown_first_can_be_chosen(runs, tmp_path, capsys):
         text = (tmp_path / "site" / "leaderboard.md").read_text(encoding="utf-8")
         return next(line for line in text.splitlines() if line.startswith("| editor |"))
 
-    assert header("bake_es:efficacy_magnitude") == "| editor | bake_es efficacy_magnitude |"
+    assert header("bake_es:efficacy_magnitude") == "| editor | bake_es efficacy_magnitude | minutes |"
     # Of a printed table, the columns that the results have.
-    assert header("bird_t3") == "| editor | bake_es efficacy_prob | bake_es efficacy_magnitude |"
+    assert header("bird_t3") == "| editor | bake_es efficacy_prob | bake_es efficacy_magnitude | minutes |"
     for name, problem in (
         ("bake_es:efficacy_prop", "Did you mean 'bake_es:efficacy_prob'"),
         ("wild_t3", "the results have no such column"),
