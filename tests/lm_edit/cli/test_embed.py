@@ -43,6 +43,7 @@ def test_vectors_and_their_description(command, model_path, tmp_path, capsys) ->
     assert set(vectors) == {"unedited", "edited"} and len(rows) == 13
     assert {tuple(tensor.shape) for tensor in vectors.values()} == {(13, described["width"])}
     assert rows[0] == {"kind": "edit", "case_id": "0", "prompt": "Port Elna is the capital of"}
+    assert described["model"] == Path(model_path).name  # without folders of this machine
     assert described["sigma"] == 0.3 and described["seed"] == 5 and len(described["edits"]) == 2
     # An edit prompt by an own forward pass; the cosines are those that the benchmark scores.
     ids = torch.tensor([lm.tokenizer(rows[0]["prompt"])["input_ids"]])
