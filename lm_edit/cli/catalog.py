@@ -22,7 +22,8 @@ def _add_editors_arguments(parser: argparse.ArgumentParser) -> None:
         "names", nargs="*", metavar="editor", help="show the settings of these editors; with --pretrained, plan these"
     )
     parser.add_argument(
-        "--pretrained", help="print memory and time of one edit of this model: hub id or folder; nothing is loaded"
+        "--pretrained",
+        help="print memory and time of one edit of this model: hub id, folder or demo; nothing is loaded",
     )
     parser.add_argument("--revision", help="revision on the hub")
     parser.add_argument("--dtype", help="precision of the weights; default: that of the checkpoint")

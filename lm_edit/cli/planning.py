@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from edit_hooks.planning.plan import Device, EditorPlan
 
 GIB = 2**30
+DEMO = "demo"  # in place of a hub id
 HEADER = ("editor", "copies", "solve", "activations", "models", "device", "main", "edit", "seconds", "blocks")
 
 
@@ -23,7 +24,12 @@ def print_plan(args: argparse.Namespace) -> int:
 
     revision = {} if args.revision is None else {"revision": args.revision}
     bits = None if args.bits is None else {"4": FOUR_BITS, "8": EIGHT_BITS}[args.bits]
-    outline = outline_of(read_config(args.pretrained, **revision), args.dtype, bits)
+    source = args.pretrained
+    if source == DEMO:
+        from edit_hooks.assets.demo_model import demo_model_path
+
+        source = str(demo_model_path())  # converted at the first use of the demo model
+    outline = outline_of(read_config(source, **revision), args.dtype, bits)
     device = _device(args, outline)
     shares = [outline.num_bytes] if args.devices == 1 else list(outline.spread(args.devices).values())
     weights = max(shares)

@@ -8,6 +8,7 @@ import pytest
 from command_line import printed_lines
 from transformers import LlamaConfig
 
+from edit_hooks.assets import demo_model
 from edit_hooks.base.registry import EDITORS
 from lm_edit.cli.main import main
 
@@ -63,3 +64,12 @@ def test_a_tiny_model_on_this_machine(tiny_path, capsys):
 def test_a_model_that_cannot_be_planned_is_named(tmp_path, capsys):
     assert main(["editors", "--pretrained", str(tmp_path)]) == 2
     assert "the configuration of" in capsys.readouterr().err
+
+
+@pytest.mark.model
+def test_the_demo_model_has_a_name(capsys):
+    if not demo_model.demo_available():
+        pytest.skip("needs the extra 'demo'")
+    assert main(["editors", "rome", "--pretrained", "demo", "--teraflops", "1"]) == 0
+    first, *lines = printed_lines(capsys)
+    assert first == "demo: weights 1.00 GiB" and any(line.startswith("rome ") for line in lines)
