@@ -54,16 +54,25 @@ SCRIPTS = ("basics.js", "tables.js", "ranks.js", "frontier.js", "differences.js"
 
 
 def render_html(
-    board: Board, published: Sequence[PublishedRow], cases: Cases, title: str, max_bytes: int = MAX_MEGABYTES * 10**6
+    board: Board,
+    published: Sequence[PublishedRow],
+    cases: Cases,
+    title: str,
+    max_bytes: int = MAX_MEGABYTES * 10**6,
+    reload_seconds: int | None = None,
 ) -> tuple[str, str]:
     """The page, and a sentence about cases that it leaves out; empty if it has all.
 
     Cases are compressed. A size limit is kept by leaving out cases; numbers are never left out.
+
+    Args:
+        reload_seconds: after which the page loads itself again, unless cases are looked at.
     """
-    frame = _fill(title, _board(board, published, title), {})
+    content = {**_board(board, published, title), "reload": reload_seconds}
+    frame = _fill(title, content, {})
     values, step = cases.packed(max_bytes - len(frame.encode()) - NOTE_BYTES)
     note = "" if step == 1 else _thinned(step, max_bytes)
-    return _fill(title, {**_board(board, published, title), "thinned": note}, values), note
+    return _fill(title, {**content, "thinned": note}, values), note
 
 
 def _thinned(step: int, max_bytes: int) -> str:

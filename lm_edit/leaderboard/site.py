@@ -64,6 +64,7 @@ def make_site(
     resamples: int | None = None,
     title: str = "Knowledge editing leaderboard",
     max_megabytes: int = MAX_MEGABYTES,
+    reload_seconds: int | None = None,
     progress: bool = False,
 ) -> Site:
     """Read results and compute the page, the Markdown, the CSV and the LaTeX file.
@@ -76,6 +77,7 @@ def make_site(
         resamples: of bootstrap and permutation tests.
         title: heading of the page.
         max_megabytes: of the page; beyond it, cases are left out.
+        reload_seconds: after which the page loads itself again.
         progress: show a bar on a terminal.
 
     Raises:
@@ -88,7 +90,7 @@ def make_site(
     board = build_board(results, cases, resamples=resamples or RESAMPLES, first=first)
     printed = published_rows(board.columns, published)
     shown = published_rows(board.default_columns, published)
-    page, note = render_html(board, printed, collect_cases(documents), title, max_megabytes * 10**6)
+    page, note = render_html(board, printed, collect_cases(documents), title, max_megabytes * 10**6, reload_seconds)
     files = {
         "index.html": page,
         "leaderboard.md": f"<!-- {GENERATOR} -->\n\n{render_markdown(board, board.default_columns, shown)}",

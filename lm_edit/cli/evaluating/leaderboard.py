@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
 
+from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.settings.numbers import POSITIVE
 from lm_edit.cli.command import Verb, add_only_argument, say, whole, write_output
 
@@ -34,15 +40,40 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-mb", type=whole(POSITIVE), default=25, help="size of the page; beyond it cases are left out (default 25)"
     )
+    parser.add_argument(
+        "--watch",
+        type=whole(POSITIVE),
+        metavar="SECONDS",
+        help="look for new results every so often and make the page again, until Ctrl-C; the page reloads itself",
+    )
     parser.add_argument("--title", default="Knowledge editing leaderboard", help="heading of the page")
 
 
 def _run(args: argparse.Namespace) -> int:
-    from edit_hooks.utils.storage.outputs import check_output_file, check_writable_folder
+    from edit_hooks.utils.storage.outputs import check_writable_folder
+
+    folder = check_writable_folder(args.out)
+    if args.watch is None:
+        _write(args, folder)
+        return 0
+    known: object = None
+    while True:
+        if (found := _files_of(args.results)) != known:
+            known = found
+            try:
+                _write(args, folder)
+            except EditingError as error:  # no results yet, or those of a run that is being written
+                say(f"the page is not made now: {error}")
+            sys.stdout.flush()
+        time.sleep(args.watch)
+
+
+def _write(args: argparse.Namespace, folder: Path) -> None:
+    """Make the page and the tables of the results that are there."""
+    from edit_hooks.utils.storage.outputs import check_output_file
     from lm_edit.leaderboard.site import FILES, is_own, make_site
     from lm_edit.results.files.runs import find_result_files
 
-    folder = check_writable_folder(args.out)
     inputs = list(find_result_files(args.results))
     for name in FILES:
         check_output_file(folder / name, inputs=inputs, overwrite=args.overwrite or is_own(folder / name))
@@ -54,6 +85,7 @@ def _run(args: argparse.Namespace) -> int:
         resamples=args.resamples,
         title=args.title,
         max_megabytes=args.max_mb,
+        reload_seconds=args.watch,
         progress=True,
     )
     for name, text in site.files.items():
@@ -61,7 +93,17 @@ def _run(args: argparse.Namespace) -> int:
     for note in site.notes:
         say(note)
     say(f"{site.num_rows} rows, {site.num_columns} columns; open {folder / 'index.html'} in a browser")
-    return 0
+
+
+def _files_of(paths: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Size and time of every result and sample file."""
+    found = {}
+    for given in map(Path, paths):
+        for path in given.rglob("*.json*") if given.is_dir() else [given]:
+            with contextlib.suppress(OSError):  # moved away in between
+                status = path.stat()
+                found[str(path)] = status.st_size, status.st_mtime_ns
+    return found
 
 
 VERBS: dict[str, Verb] = {

@@ -99,3 +99,5 @@ document.addEventListener("keydown", (event) => {
 window.addEventListener("hashchange", start);
 applyTheme("");
 start();
+// Of a page that is made again while runs go on; the address keeps what is shown.
+if (board.reload) setInterval(() => { if (!byId("viewer").open) location.reload(); }, board.reload * 1000);

@@ -166,3 +166,27 @@ def test_missing_libraries_name_the_extra(runs, tmp_path, capsys, monkeypatch):
     )
     assert build(runs, "-o", tmp_path / "site") == 2
     assert 'scikit_posthocs: pip install "lm-eval-editing[leaderboard]"' in capsys.readouterr().err
+
+
+def test_a_watched_folder_is_read_when_it_changes(tmp_path, capsys, monkeypatch):
+    """No results, one run, the same again, two runs; then Ctrl-C."""
+    results, site, seen = tmp_path / "results", tmp_path / "site", []
+    results.mkdir()
+
+    def rows() -> list[str]:
+        table = (site / "leaderboard.md").read_text() if (site / "leaderboard.md").exists() else ""
+        return re.findall(r"^\| (rome|memit|r_rome) \|", table, flags=re.MULTILINE)
+
+    def sleep(seconds: float) -> None:
+        seen.append((seconds, rows(), capsys.readouterr().out.count("open ")))
+        if len(seen) == 1:
+            write_run(results / "one", editor="rome")
+        elif len(seen) == 3:
+            write_run(results / "two", editor="memit")
+        elif len(seen) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("lm_edit.cli.evaluating.leaderboard.time.sleep", sleep)
+    assert build(results, "-o", site, "--watch", "5") == 130
+    assert seen == [(5, [], 0), (5, ["rome"], 1), (5, ["rome"], 0), (5, ["memit", "rome"], 1)]
+    assert '"reload":5' in (site / "index.html").read_text()
