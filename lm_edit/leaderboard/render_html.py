@@ -21,7 +21,7 @@ from lm_edit.leaderboard.board import Board, Cell, Row
 from lm_edit.leaderboard.cases import Cases, Json, plain, to_json
 from lm_edit.leaderboard.columns import Column, ColumnKey
 from lm_edit.leaderboard.published import PublishedRow
-from lm_edit.leaderboard.render_text import GENERATOR, describe_column
+from lm_edit.leaderboard.render_text import GENERATOR, LATEX, describe_column
 from lm_edit.leaderboard.significance import Comparison, Ranking
 from lm_edit.results.comparing import EDITED_MODEL
 from lm_edit.results.filters import text_of
@@ -50,7 +50,17 @@ COSTS: tuple[dict[str, Json], ...] = tuple(
 # Room for the sentence about cases that are left out.
 NOTE_BYTES = 1000
 # Parts of the script; the last one starts the page.
-SCRIPTS = ("basics.js", "tables.js", "ranks.js", "frontier.js", "differences.js", "cases.js", "viewer.js", "page.js")
+SCRIPTS = (
+    "basics.js",
+    "tables.js",
+    "ranks.js",
+    "frontier.js",
+    "paper.js",
+    "differences.js",
+    "cases.js",
+    "viewer.js",
+    "page.js",
+)
 
 
 def render_html(
@@ -117,6 +127,7 @@ def _board(board: Board, published: Sequence[PublishedRow], title: str) -> dict[
             by_names.setdefault((column.key.task, column.key.metric), []).append(numbers[column.key])
     return {
         "title": title,
+        "latex": {**LATEX},
         "methods": list(board.methods),
         "columns": [*(_column(column) for column in board.columns), *COSTS],
         "sections": [

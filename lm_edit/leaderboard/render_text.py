@@ -43,7 +43,8 @@ CSV_HEADER = (
     "by_seed",
     "interval",
 )
-_LATEX = {
+# Characters that LaTeX reads as commands, and the marks of the tests.
+LATEX = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
     "%": r"\%",
@@ -279,7 +280,7 @@ def _latex_cell(cell: Cell | None) -> str:
 
 
 def _latex(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in _flat(text))
+    return "".join(LATEX.get(character, character) for character in _flat(text))
 
 
 def _flat(text: str) -> str:

@@ -371,3 +371,31 @@ def test_what_differs_between_two_editors(visit):
     page.click("#viewdiffers")
     rows = [row.split("\t") for row in page.locator(".differing tbody tr").all_inner_texts()]
     assert rows == [["editor", "rome", "memit"], ["editor config: steps", "4", "5"]]
+
+
+def test_the_table_on_screen_is_there_for_a_paper(visit):
+    """Rows, columns and order are those shown; names are escaped."""
+    scores = {"ft_m": [1.0, 0.0, 0.0], "memit": [1.0, 1.0, 0.0], "a&b|": [0.0, 0.0, 0.0]}
+    page = visit(frames({name: {ES: values, "bake_rq/reverse_qa_prob": values} for name, values in scores.items()}))
+    page.click("#chooser summary")
+    page.click("#none")
+    page.check('input[data-column="bake_es efficacy_prob"]')
+    page.keyboard.press("Escape")
+    page.locator("#tables thead button", has_text="efficacy_prob").click()
+    latex, markdown = (page.locator(".paper textarea").nth(index).input_value().splitlines() for index in range(2))
+    assert latex[4:11] == [
+        r"\toprule",
+        r"Editor & bake\_es efficacy\_prob \\",
+        r"\midrule",
+        r"memit & \textbf{0.667} \\",
+        r"ft\_m & 0.333 \\",
+        r"a\&b| & 0.000 \\",
+        r"\bottomrule",
+    ]
+    assert markdown == [
+        "| editor | bake_es efficacy_prob |",
+        "| --- | ---: |",
+        "| memit | **0.667** |",
+        "| ft_m | 0.333 |",
+        "| a&b\\| | 0.000 |",
+    ]
