@@ -49,6 +49,9 @@ class ContextReport:
             stated because it does not fit well enough; ``None`` where there was nothing to choose.
         scope_score, similarity: of this fact: the score of a memory's scope classifier (SERAC), or its cosine
             similarity with the question (IKE, ICE); ``None`` where the other one decides.
+        reply: the text by which the model chose among the facts (SCR); ``None`` where it was not asked.
+        stated: the fact that it chose; ``None`` if none is relevant.
+        no_choice: the logits of that reply are not finite, so the answer does not count as edited.
     """
 
     facts: int = 0
@@ -60,6 +63,9 @@ class ContextReport:
     best_fact: int | None = None
     scope_score: float | None = None
     similarity: float | None = None
+    reply: str | None = None
+    stated: str | None = None
+    no_choice: bool = False
 
 
 class LoglikelihoodPair(tuple[float, bool]):

@@ -48,6 +48,7 @@ MORE: dict[str, str] = {
     "defer": "edit_hooks.editors.defer:DEFER",
     "ike_leaky_pool": "edit_hooks.editors.ike:IKELeakyPool",
     "mello": "edit_hooks.editors.mello:MeLLo",
+    "scr": "edit_hooks.editors.scr:SCR",
     "two_way": "edit_hooks.editors.two_way:TwoWay",
     "kn": "edit_hooks.editors.kn:KN",
     "mend": "edit_hooks.editors.mend:MEND",

@@ -20,6 +20,7 @@ from edit_hooks.deltas.schema import (
     mapping_of,
     nullable,
     number,
+    one_of,
     require_shallow,
     text,
     whole,
@@ -111,6 +112,7 @@ CONTEXT = Record(
         "rounds": whole(replace(MOST_ROUNDS, text="a whole number from 0 to 1000", least=0)),
         "memory": nullable(Record({"artifact": text, "digest": text})),
         "separator": _separator,
+        "choice": one_of("released", "named", None),
     },
 )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from edit_hooks.prompt_context import NEW_FACT, QUESTION_PREFIX, SPACE, fact_line, statement
 from edit_hooks.utils.settings.numbers import Range
@@ -66,6 +66,8 @@ class ContextEdit:
             (:mod:`edit_hooks.in_context.rounds`).
         memory: models that choose the fact of a question and answer it (:mod:`edit_hooks.in_context.fact_memory`);
             ``None``: the facts most similar to a question are stated, and the base model answers.
+        choice: how the reply is read by which the model chooses one of the ``num_facts`` most similar facts
+            (:mod:`edit_hooks.in_context.fact_choice`); ``None``: all of them are stated.
     """
 
     prompt: str
@@ -78,6 +80,7 @@ class ContextEdit:
     rounds: int = 0
     memory: MemoryModels | None = None
     separator: str = SPACE
+    choice: Literal["released", "named"] | None = None
 
     @property
     def statement(self) -> str:

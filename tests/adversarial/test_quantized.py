@@ -27,7 +27,7 @@ from edit_hooks.modeling.weights import is_quantized, keep_layout, read_weight
 from edit_hooks.utils.errors import EditingError
 
 FAST = {"num_steps": 3, "context_templates": ["{}", "Then they said. {}"]}
-ON_PROMPTS = ("ice", "ike", "ike_leaky_pool", "mello", "serac")
+ON_PROMPTS = ("ice", "ike", "ike_leaky_pool", "mello", "scr", "serac")
 IDS = torch.arange(20, 44).view(2, 12)
 
 

@@ -36,6 +36,7 @@ EDITS: dict[str, tuple[str, str, int]] = {
     "side_memory": ("llama", "wise", 2),
     "context": ("llama", "ice", 1),
     "rounds": ("llama", "mello", 2),
+    "choice": ("llama", "scr", 1),
 }
 MISSING, NUM_FIRST = object(), 20
 PARTS = ("meta", "diagnostics", "facts", "transposed", "hooked", "contexts")  # JSON in the header

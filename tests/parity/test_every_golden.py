@@ -60,6 +60,7 @@ def test_no_packed_run_is_lost():
         if count
     }
     wanted |= {(method, "gemma3-270m"): count for method, count in NUM_PACKED_GEMMA.items()}
+    wanted["scr", "selection"] = 3  # of no model: prompts as filled, and replies
     packed = {
         (path.parent.name, path.stem): len(golden_json(f"{path.parent.name}/{path.stem}").keys() - SHARED)
         for path in GOLDEN.glob("*/*.json")

@@ -17,6 +17,7 @@ from edit_hooks.answers import ContextReport, GeneratedText, ScoredContinuation
 from edit_hooks.base.checks import position_limit
 from edit_hooks.deltas.context_edit import ContextPrompt
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.in_context.fact_choice import REPLY_TOKENS, answer_prompt, choice_prompt, read_choice
 from edit_hooks.in_context.fact_memory import load_memory
 from edit_hooks.in_context.rounds import DEMONSTRATIONS, FACT, ROUND_TOKENS, Dialogue
 from edit_hooks.in_context.selection import select_facts
@@ -45,6 +46,21 @@ class PlacedItem(NamedTuple, Generic[ItemT]):
     item: ItemT
     report: ContextReport
     model: nn.Module | None = None
+
+
+class FactChoice(NamedTuple):
+    """The reply by which the model chose among the facts of a question.
+
+    Attributes:
+        facts_cut: facts were truncated, because they and the question do not fit.
+    """
+
+    reply: GeneratedText
+    facts_cut: bool
+
+
+# By the object that is the edit, and the question's prompt.
+FactChoices: TypeAlias = dict[tuple[Delta, str], FactChoice]
 
 
 class PromptEdits:
@@ -79,12 +95,13 @@ class PromptEdits:
         prepared: list[tuple[ItemT, Delta | None]] = []
         reports: list[ContextReport | None] = []
         numbers: dict[nn.Module | None, list[int]] = {}  # of the jobs that each model answers
+        choices = self._choices(jobs)
         for number, (item, delta) in enumerate(jobs):
             report, model = None, None
             if delta is not None and delta.contexts:
                 if delta not in without_contexts:
                     without_contexts[delta] = delta.without_contexts
-                item, report, model = self.with_context(item, delta, score_item)
+                item, report, model = self.with_context(item, delta, score_item, choices)
                 delta = without_contexts[delta]
             prepared.append((item, delta))
             reports.append(report)
@@ -166,13 +183,70 @@ class PromptEdits:
             raise EditingError("an editor that asks sub-questions needs plain prompts; drop --apply_chat_template.")
         return Dialogue(item.text, delta.contexts)
 
-    def with_context(self, item: ItemT, delta: Delta, score_item: ScoreItemBuilder | None = None) -> PlacedItem[ItemT]:
+    def _choices(self, jobs: Sequence[tuple[ItemT, Delta | None]]) -> FactChoices:
+        """The replies of the model to the questions whose fact it chooses, generated together."""
+        asked: dict[tuple[Delta, str], tuple[GenerateItem, Delta | None]] = {}
+        cut: dict[tuple[Delta, str], bool] = {}
+        for item, delta in jobs:
+            prompt = _prompt_of(item)
+            if delta is None or not delta.contexts or delta.contexts[0].choice is None or prompt is None:
+                continue
+            question = self.question_of(prompt)
+            context = select_facts(delta.contexts, question).prompt
+            if context is None or (delta, question) in asked:
+                continue
+            text = choice_prompt(context.facts[::-1], question)
+            reply = GenerateItem((), (), REPLY_TOKENS, text)
+            built = self._builder.fitted_prompt(text, self._builder.with_thought(reply))
+            asked[delta, question] = (built.item, delta.without_contexts)
+            cut[delta, question] = self._builder.is_cut_past(text, built.num_cut, text.index("Facts:"))
+        replies = self._engine.generate(list(asked.values())) if asked else []
+        return {key: FactChoice(reply, cut[key]) for key, reply in zip(asked, replies, strict=True)}
+
+    def _with_chosen(
+        self,
+        item: ItemT,
+        prompt: str,
+        placed: ContextPrompt,
+        choice: FactChoice,
+        report: ContextReport,
+        score_item: ScoreItemBuilder | None,
+    ) -> PlacedItem[ItemT]:
+        """Rebuild an item with the fact that the model chose; unchanged if it chose none."""
+        rule = placed.facts[-1].choice
+        assert rule is not None
+        text = choice.reply.text
+        report = dataclasses.replace(report, reply=text, no_choice=not choice.reply.is_finite)
+        report = dataclasses.replace(report, cut=choice.facts_cut, fact_cut=choice.facts_cut)
+        fact = read_choice(text, placed.facts[::-1], rule) if choice.reply.is_finite else None
+        if fact is None:
+            return PlacedItem(item, report)
+        asked = answer_prompt(fact, self.question_of(prompt))
+        longer = self._as_question(asked, prompt)
+        built = self._rebuild(item, longer, score_item)
+        start = max(longer.rfind(asked), 0) + asked.index("Fact: ")
+        is_lost = self._builder.is_cut_past(longer, built.num_cut, start)
+        report = dataclasses.replace(
+            report, facts=1, stated=fact, cut=report.cut or built.cut, fact_cut=report.fact_cut or is_lost
+        )
+        return PlacedItem(built.item, report)
+
+    def with_context(
+        self,
+        item: ItemT,
+        delta: Delta,
+        score_item: ScoreItemBuilder | None = None,
+        choices: FactChoices | None = None,
+    ) -> PlacedItem[ItemT]:
         """Rebuild an item with the edit's context before the question.
 
         Demonstrations that do not fit are left out, those farthest from the question first. A prompt that is too long
         even then is cut at its beginning by lm-eval's rule, and the report records it: the facts are lost first.
+
+        Args:
+            choices: replies of the model that chooses the facts; by default it is asked now.
         """
-        prompt = item.text if isinstance(item, GenerateItem) else item.texts and item.texts[0]
+        prompt = _prompt_of(item)
         if prompt is None:
             log.warning("texts without a prompt (rolling log-likelihoods) are answered without the edits' contexts.")
             return PlacedItem(item, ContextReport())
@@ -182,6 +256,9 @@ class PromptEdits:
         report = ContextReport(best_fact=chosen.best_fact, scope_score=chosen.scope_score, similarity=chosen.similarity)
         if context is None:
             return PlacedItem(item, report)
+        if context.facts[-1].choice is not None:
+            made = self._choices([(item, delta)]) if choices is None else choices
+            return self._with_chosen(item, prompt, context, made[delta, question], report, score_item)
         for shown in range(len(context.demonstrations), -1, -1):
             longer = self.before_question(context.text(shown, question), prompt)
             built = self._rebuild(item, longer, score_item)
@@ -226,8 +303,12 @@ class PromptEdits:
 
     def before_question(self, text: str, prompt: str) -> str:
         """Put text before a prompt; in a chat, before the last user message."""
+        return self._as_question(text + self.question_of(prompt), prompt)
+
+    def _as_question(self, text: str, prompt: str) -> str:
+        """A prompt with text in place of its question: of the last user message of a chat, else of the whole."""
         if not self._chats:
-            return text + prompt
+            return text
         if prompt not in self._chats:
             raise EditingError(
                 f"prompt {prompt[:80]!r}... was not made by this model's chat template, so the position of a "
@@ -236,12 +317,17 @@ class PromptEdits:
         messages, add_generation_prompt = self._chats[prompt]
         messages = [dict(message) for message in messages]
         last = max(number for number, message in enumerate(messages) if message["role"] == "user")
-        messages[last]["content"] = text + messages[last]["content"]
+        messages[last]["content"] = text
         return self._chats.template(messages, add_generation_prompt)
 
     def question_of(self, prompt: str) -> str:
         """Return the last user message of a chat; any other prompt unchanged."""
         return self._chats.question_of(prompt)
+
+
+def _prompt_of(item: ScoreItem | GenerateItem) -> str | None:
+    """The prompt of an item as text; ``None`` for items of tokens alone."""
+    return item.text if isinstance(item, GenerateItem) else item.texts and item.texts[0]
 
 
 def fitted_to(model: nn.Module, built: BuiltItem[ItemT]) -> BuiltItem[ItemT]:

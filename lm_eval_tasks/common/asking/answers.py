@@ -60,12 +60,13 @@ def read_answer(raw: Any, stops: Iterable[str] = (), *, fixed_length: bool = Fal
 
     Returns:
         The answer; a `FailedAnswer` for any other type, for a stock text of a fixed length, and for an answer to a
-        prompt that lost its edited fact.
+        prompt that lost its edited fact, or whose fact a broken model was to choose.
     """
     if isinstance(raw, EditedAnswer):
         raw = raw.final
-    if isinstance(raw, (GeneratedText, ScoredContinuation)) and raw.context is not None and raw.context.fact_cut:
-        raw = FailedAnswer(FACT_CUT, unedited=raw.unedited)
+    context = raw.context if isinstance(raw, (GeneratedText, ScoredContinuation)) else None
+    if context is not None and (context.fact_cut or context.no_choice):
+        raw = FailedAnswer(FACT_CUT if context.fact_cut else NOT_FINITE, unedited=raw.unedited)
     if isinstance(raw, GeneratedText):
         return raw.until(stops)
     if isinstance(raw, FailedAnswer) and isinstance(raw.unedited, GeneratedText):
