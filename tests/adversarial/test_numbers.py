@@ -161,6 +161,9 @@ NEEDED = {
     "grow-graph": ["x", "--writer", "hf:m", "--out", "y"],
     "leaderboard": ["x", "--out", "y"],
     "sweep": ["example"],
+    "compare": ["m:C"],
+    "editors": [],
+    "export": ["x", "--out", "y"],
 }
 OPTIONS = {
     "edit": ["--subset", "--subset-seed", "--num-edits", "--edit-batch-size", "--seed"],
@@ -185,8 +188,11 @@ OPTIONS = {
         "--seed",
         "--max-calls",
     ],
-    "leaderboard": ["--resamples"],
-    "sweep": ["--workers", "--limit"],
+    "leaderboard": ["--resamples", "--max-mb", "--watch"],
+    "sweep": ["--workers", "--limit", "--num-edits"],
+    "compare": ["--workers", "--limit", "--num-edits"],
+    "editors": ["--devices", "--device-memory", "--teraflops"],
+    "export": ["--rank"],
 }
 
 

@@ -164,6 +164,7 @@ def test_our_model_is_found_and_the_built_in_ones_still_are(from_wheel: Environm
             "console_scripts lm-edit": "main",
             "lm_eval.models edited_hf": "EditedHFLM",
             "lm_eval_editing.edit_sources benchmarks": "load_edit_requests",
+            "lm_eval_editing.settings auto": "auto_settings",
         },
         "evaluated": True,
     }

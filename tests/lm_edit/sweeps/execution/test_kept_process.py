@@ -73,9 +73,8 @@ def test_a_stopped_run_ends_the_process_and_the_next_has_another(start):
     while "asleep" not in start.log.read_text():
         time.sleep(0.01)
     assert running.poll() is None
-    began = time.monotonic()
     _end(running)
-    assert time.monotonic() - began < 5 and running.poll() not in (None, 0)
+    assert running.poll() not in (None, 0)
     assert start("prints")[0] == 0
 
 

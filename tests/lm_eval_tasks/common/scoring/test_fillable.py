@@ -10,7 +10,7 @@ from lm_eval.utils import make_table
 from result_files import scripted_results, write_run
 from task_runs import build, metrics_of, run
 
-from lm_edit.judged_results.replay import SavedTask, build_task
+from lm_edit.judged_results.replay import SavedTask, build_task, task_files
 from lm_edit.results.files.runs import read_result_file
 from lm_eval_tasks.common.fillable import LEFT_OUT, unfillable
 from lm_eval_tasks.common.scoring.measures import ComponentMeasure, Excluded, Unscored
@@ -123,7 +123,7 @@ def test_a_run_that_is_judged_later_has_the_columns_of_the_run(tmp_path: Path) -
     results = scripted_results("knowgic_prob")
     results["samples"]["knowgic_prob"] = results["samples"]["knowgic_prob"][:1]
     file = read_result_file(write_run(tmp_path, "knowgic_prob", results=results))
-    task = build_task(SavedTask(file, "knowgic_prob"), None, (), None)
+    task = build_task(SavedTask(file, "knowgic_prob"), None, task_files(()), None)
     assert [metric["metric"] for metric in task.config.metric_list] == names_of("knowgic_prob")
 
 
