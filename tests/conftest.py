@@ -11,6 +11,9 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# The import of submitit else closes the handlers of all loggers. That of absl, which rouge_score imports, then closes
+# the file in which pytest captures the output of all further tests.
+os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")
 
 import functools
 from collections.abc import Callable, Iterator

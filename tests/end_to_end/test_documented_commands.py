@@ -17,6 +17,7 @@ import yaml
 from lm_eval.models.huggingface import HFLM
 from paths import ROOT
 
+from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.lm.model import OWN_OPTIONS
 from judges.settings import read_settings
 from lm_edit.cli.main import build_parser
@@ -107,3 +108,12 @@ def test_scripts_exist_with_their_flags(command: str) -> None:
     if path.suffix == ".py":
         text = path.read_text(encoding="utf-8")
         assert all(f'"{word}"' in text for word in words if word.startswith("--"))
+
+
+def test_the_example_of_an_editor_applies_what_it_makes() -> None:
+    """A context is not applied to a model: `edited` refuses it."""
+    for name in EDITORS:
+        page = (ROOT / "docs" / "editors" / f"{name}.md").read_text(encoding="utf-8")
+        (example,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+        assert "edited(" not in example or editor_class(name).writes != ("context",), name
+        compile(example, page, "exec")
