@@ -133,7 +133,7 @@ def test_values_that_are_not_finite_are_found_in_every_part(tiny_model):
         ({"meta": None}, "its header has no 'meta'"),
         ({"hooked": json.dumps({"kind": "codebook", "settings": {}, "tensors": {}})}, "the unknown field 'tensors'"),
         ({"hooked": json.dumps({"settings": {}})}, "hooked lacks 'kind'"),
-        ({"contexts": json.dumps([{"prompt": "a"}])}, r"contexts\[0\] lacks 'demonstrations'"),
+        ({"contexts": json.dumps([{"prompt": "a"}])}, r"contexts\[0\] lacks 'choice'"),
         ({"checksum": "0"}, r"is damaged \(checksum differs"),
         ({"header_checksum": "0"}, "checksum of the header differs"),
         ({"header_checksum": None}, "checksum of the header differs"),
