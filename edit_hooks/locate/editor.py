@@ -220,7 +220,7 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
     def solve_bytes(self, config: LocateThenEditConfigT, model: nn.Module) -> int:
         """Hook: bytes on the devices that factorizing C needs: it, and its factor, in float64.
 
-        Collecting takes a product there; the sums are in main memory where there is no room.
+        Collecting takes a product there. The sums move to main memory if the devices have no room for them.
         """
         return 0 if config.second_moments is None else 2 * FLOAT64 * max(self._squares(config, model))
 

@@ -38,7 +38,7 @@ def print_plan(args: argparse.Namespace) -> int:
     say(f"{args.pretrained}: weights {outline.num_bytes / GIB:.2f} GiB{kind}")
     if len(shares) > 1:
         say(f"on {len(shares)} devices: {' + '.join(f'{share / GIB:.2f}' for share in shares)} GiB")
-    say("memory of one edit alone in GiB, beside the weights but for the column device:\n")
+    say("memory of one edit alone in GiB, without the weights; the column device includes them:\n")
     rows = [_row(plan, weights, device) for plan in plans]
     table((*HEADER, "fits"), rows)
     _explain(plans, device, len(shares))

@@ -75,7 +75,7 @@ def auto_settings(
 
     Args:
         pretrained, options: of lm-eval's Hugging Face class, for the unedited model.
-        store: where settings are kept; ``None`` finds them anew.
+        store: where settings are kept; ``None``: they are found again in every run.
 
     Returns:
         The settings, or with a store the YAML file that holds them.

@@ -1,4 +1,4 @@
-"""SCR against its release: the prompts as filled, and what replies of the selecting model hand on."""
+"""SCR against its release: the filled prompts, and the fact that is read from each reply of the selecting model."""
 
 from __future__ import annotations
 

@@ -107,14 +107,15 @@ class ServedEngine(Engine):
 
     def _load(self, folder: Path, deltas: Sequence[Delta]) -> dict[Delta, str]:
         """Export and load edits; the name of each. Equal ones share an adapter."""
-        named: dict[Delta, str] = {}
-        for delta in deltas:
+        for delta in deltas:  # before the first one is loaded
             if delta.runtime_part is not None or not delta.is_low_rank or not delta.factors:
                 raise EditingError(
                     "server=: the edits of this editor are no low-rank updates of weights, which an adapter cannot "
                     "hold. Use r_rome, memit, lora or another editor of low rank; or export the edited model "
                     "(lm-edit export --format merged) and serve that."
                 )
+        named: dict[Delta, str] = {}
+        for delta in deltas:
             name = adapter_name(editor_of(delta.meta), delta.checksum())
             if name not in named.values():
                 try:
@@ -128,7 +129,7 @@ class ServedEngine(Engine):
 
 
 def _portions(deltas: Sequence[Delta | None]) -> Iterator[list[tuple[Delta | None, list[int]]]]:
-    """The edits with the indices of their jobs, so many at a time as are loaded together."""
+    """The edits with the indices of their jobs, in portions that are loaded together."""
     by_edit: dict[Delta | None, list[int]] = {}
     for index, delta in enumerate(deltas):
         by_edit.setdefault(delta, []).append(index)

@@ -24,7 +24,7 @@ NAMES = {
     "eps": "radius",
 }
 
-# Numbers for which these files have `false` where there is none.
+# Numbers for which these files have `false` if they are not set.
 OFF: Mapping[str, Any] = {"norm_constraint": None, "weight_decay": 0.0}
 
 

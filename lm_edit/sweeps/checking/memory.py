@@ -40,7 +40,7 @@ class RunPlans:
         return self._rates[id(outline)].seconds(plan.footprint.work)
 
     def _plan(self, run: Run) -> EditorPlan | None:
-        """The plan of a run's editor; without a footprint for the unedited model, ``None`` where there is none."""
+        """The plan of a run's editor, without a footprint for the unedited model; ``None`` if there is none."""
         if run.model_args["mode"] == "none":
             return EditorPlan("none")
         outline = _outline(run)

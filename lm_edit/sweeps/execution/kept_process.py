@@ -47,6 +47,7 @@ class KeptProcess:
         assert (interpreter, option) == (sys.executable, "-m"), command
         with log.open("wb") as output:
             request = json.dumps({"words": words}).encode()
+            self._channel.settimeout(None)  # whole, however long it is; asking for the end does not wait
             socket.send_fds(self._channel, [len(request).to_bytes(4, "big") + request], [output.fileno(), lock])
         self._run = KeptRun(self._process, self._channel)
         return self._run
@@ -85,7 +86,12 @@ class KeptRun:
 
     def poll(self) -> int | None:
         """Exit code of the run, ``None`` while it is executed."""
-        return self._receive(0.0)
+        if self._code is None:
+            self._channel.settimeout(0.0)
+            with contextlib.suppress(BlockingIOError):
+                answer = self._channel.recv(64)
+                self._code = int(answer) if answer else GONE
+        return self._code
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end of the process, which a signal has ended.
@@ -94,14 +100,6 @@ class KeptRun:
             subprocess.TimeoutExpired: it goes on.
         """
         return self._process.wait(timeout)
-
-    def _receive(self, timeout: float) -> int | None:
-        if self._code is None:
-            self._channel.settimeout(timeout)
-            with contextlib.suppress(BlockingIOError, TimeoutError):
-                answer = self._channel.recv(64)
-                self._code = int(answer) if answer else GONE
-        return self._code
 
 
 def _serve(channel: socket.socket) -> None:
@@ -112,7 +110,9 @@ def _serve(channel: socket.socket) -> None:
             return
         size = int.from_bytes(data[:4], "big")
         while len(data) < 4 + size:
-            data += channel.recv(MAX_MESSAGE)
+            if not (more := channel.recv(MAX_MESSAGE)):
+                return
+            data += more
         with _as_own_process(*descriptors):
             code = _run(json.loads(data[4:])["words"])
         gc.collect()

@@ -7,6 +7,7 @@ import json
 import pytest
 from adapter_server import adapter_server
 from lm_runs import answers, assert_same_answers, build, run
+from random_deltas import dense_delta, random_delta
 
 from edit_hooks import EditingError
 from edit_hooks.contract.tiny_models import save_tiny
@@ -65,6 +66,16 @@ def test_dense_edits_are_refused_with_what_helps(model_path, served_model):
     _, url = served_model
     with pytest.raises(EditingError, match="export --format merged"):
         run(build(model_path, server=url, editor="ft_m", editor_args={"num_steps": 1}), ["bake_es"], limit=1)
+
+
+def test_nothing_is_loaded_if_a_later_edit_is_dense(model_path, served_model, tmp_path):
+    server, url = served_model
+    server.loaded.clear()
+    lm = build(model_path, server=url)
+    engine = served.ServedEngine(lm, lm.options, url)
+    with pytest.raises(EditingError, match="export --format merged"):
+        engine._load(tmp_path, [random_delta(lm.model), dense_delta(lm.model)])
+    assert not server.loaded and not server.adapters
 
 
 @pytest.mark.parametrize(

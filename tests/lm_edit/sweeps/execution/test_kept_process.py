@@ -60,6 +60,14 @@ def test_runs_share_a_process_and_leave_it_as_it_was(start):
     assert start("leftover") == (0, f"None {os.getcwd()}\n")
 
 
+def test_a_request_may_be_longer_than_a_buffer(start):
+    """The second one goes through the channel on which the end of the first was asked for."""
+    words = ["x" * 300_000, "y" * 300_000]
+    assert start("prints", "a")[0] == 0
+    code, log = start("prints", *words)
+    assert code == 0 and log.split()[1:] == words
+
+
 @pytest.mark.parametrize(("module", "code", "text"), [("fails", 1, "KeyError: 'a reason'"), ("refuses", 2, "")])
 def test_a_failed_run_ends_the_process(start, module, code, text):
     before = start("prints")[1]
