@@ -44,7 +44,11 @@ def start(tmp_path, monkeypatch):
 
     def run(*words):
         running = begin(*words)
+        deadline = time.monotonic() + 60
         while (code := running.poll()) is None:
+            if time.monotonic() > deadline:
+                _end(running)
+                pytest.fail("the run has no end")
             time.sleep(0.01)
         return code, (tmp_path / "log.txt").read_text()
 
