@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 from block import ROOT, Block, definition, table
+from lm_eval.tasks import TaskManager
+from lm_eval.tasks._yaml_loader import load_yaml
 
 sys.path.append(str(ROOT / "scripts"))
 from published_tables import SOURCE, render
@@ -33,6 +35,15 @@ def tasks(folder: str) -> Block:
     rows = [row for row in _tasks() if not folder or row.folder == folder]
     shown = [[f"`{row.name}`", row.kind, *([] if folder else [row.folder]), row.description] for row in rows]
     return Block(table(["task", "", *([] if folder else ["folder"]), "asks"], shown))
+
+
+def task_columns(folder: str) -> Block:
+    """Columns of each task of a folder."""
+    names = [row.name for row in _tasks() if row.folder == folder and row.kind == "task"]
+    index = TaskManager(include_path=str(TASKS), include_defaults=False).task_index
+    metrics = {name: load_yaml(index[name].yaml_path, resolve_func=False)["metric_list"] for name in names}
+    shown = [[f"`{name}`", ", ".join(f"`{one['metric']}`" for one in found)] for name, found in metrics.items()]
+    return Block(table(["task", "columns"], shown))
 
 
 def common_settings(_: str) -> Block:
@@ -88,6 +99,7 @@ def published(benchmark: str) -> Block:
 
 BENCHMARK_BLOCKS: dict[str, Callable[[str], Block]] = {
     "tasks": tasks,
+    "task-columns": task_columns,
     "common-settings": common_settings,
     "benchmark-settings": benchmark_settings,
     "record": record,

@@ -1,4 +1,4 @@
-"""CONTRIBUTING's recipe for a benchmark, followed in a temporary folder: as part of this project and as a package."""
+"""The recipe for a benchmark, followed in a temporary folder: as part of this project and as a package."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lm_edit.mend_data import load_edit_data
 from lm_edit.tuning.cases import load_cases
 from lm_eval_tasks.common.records.benchmark import ENTRY_POINTS, all_benchmarks
 
-RECIPE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("### A benchmark")[1].split("\n### ")[0]
+RECIPE = (ROOT / "docs/project/recipes.md").read_text(encoding="utf-8").split("## A benchmark")[1].split("\n## ")[0]
 TEMPLATE = TEMPLATES / "benchmark"
 TASKS = ["es", "gs", "ls", "s", "wild_reliability"]
 

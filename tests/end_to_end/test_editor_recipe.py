@@ -1,4 +1,4 @@
-"""CONTRIBUTING's recipe for an editor, followed in a temporary folder: as a package, and as part of this project."""
+"""The recipe for an editor, followed in a temporary folder: as a package, and as part of this project."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edit_hooks.base import registry
 from edit_hooks.contract.tiny_models import save_tiny
 from lm_edit.cli.main import main
 
-RECIPE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("### An editor")[1].split("\n### ")[0]
+RECIPE = (ROOT / "docs/project/recipes.md").read_text(encoding="utf-8").split("## An editor")[1].split("\n## ")[0]
 WORDS = {"my_editor": "town_editor", "my-editor": "town-editor", "MyEditor": "TownEditor"}
 
 

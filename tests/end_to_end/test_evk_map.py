@@ -20,8 +20,8 @@ from edit_hooks.base.editor import Editor
 from lm_edit.cli.main import main
 from lm_edit.figures.evk import evk_map
 
-PAGE = (ROOT / "docs/benchmarks/counterfact-details.md").read_text(encoding="utf-8")
-SECTION = PAGE.partition("### A map of hidden states")[2].partition("\n## ")[0]
+PAGE = (ROOT / "docs/benchmarks/counterfact-evk.md").read_text(encoding="utf-8")
+SECTION = PAGE.partition("## A map of hidden states")[2].partition("\n## ")[0]
 (BLOCK,) = re.findall(r"```bash\n(.*?)```", SECTION, flags=re.DOTALL)
 EDIT, EMBED, FIGURE = (shlex.split(line)[1:] for line in BLOCK.strip().split("\n"))
 # Two steps, the second one smaller, as the last of 2,010 edits in steps of 100.

@@ -1,4 +1,4 @@
-"""CONTRIBUTING's recipe for a model family, followed in a copy of the packages."""
+"""The recipe for a model family, followed in a copy of the packages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paths import ROOT
 
 from edit_hooks.contract.family_configs import FAMILY_CONFIGS
 
-RECIPE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("### A model family")[1].split("\n### ")[0]
+RECIPE = (ROOT / "docs/project/recipes.md").read_text(encoding="utf-8").split("## A model family")[1].split("\n## ")[0]
 FAMILY = "exaone_moe"
 CHECKS = "restore,effect,target,batch,rows"  # those that depend on the family
 TINY_MODEL = '    "exaone_moe": {**_DECODER, **_DEEPSEEK_EXPERTS},'

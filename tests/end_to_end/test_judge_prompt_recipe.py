@@ -1,4 +1,4 @@
-"""CONTRIBUTING's recipe for a judge prompt, followed in a copy of the folder of prompts."""
+"""The recipe for a judge prompt, followed in a copy of the folder of prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from judges.base import Item
 from judges.evaluation.quality import PAIRS
 from lm_edit.cli.main import main
 
-RECIPE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("### A judge prompt")[1].split("\n## ")[0]
+RECIPE = (ROOT / "docs/project/recipes.md").read_text(encoding="utf-8").split("## A judge prompt")[1].split("\n## ")[0]
 WORDING = """---
 name: correctness
 version: 2

@@ -22,7 +22,7 @@ def no_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (PAGE, "[settings](settings.md#lm-edit-tune)", "[settings](settings.md#lm-edit-tune)"),
         ("CONTRIBUTING.md", "[settings](docs/guides/settings.md)", "[settings](settings.md)"),
-        (PAGE, "[recipe](../../CONTRIBUTING.md#an-editor)", "[recipe](../project/contributing.md#an-editor)"),
+        (PAGE, "[recipe](../../CONTRIBUTING.md#style)", "[recipe](../project/contributing.md#style)"),
         (PAGE, "[cite\nus](../../CITATION.cff)", "cite\nus (`CITATION.cff`)"),
         (PAGE, "see `CITATION.cff`: [`CITATION.cff`](../../CITATION.cff)", "see `CITATION.cff`: `CITATION.cff`"),
         (PAGE, "`[a](b)` [lm](https://a.org/b.md) [here](#x)", "`[a](b)` [lm](https://a.org/b.md) [here](#x)"),
