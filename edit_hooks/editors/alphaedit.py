@@ -39,10 +39,10 @@ from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.editor import CONTRACT_TEXTS
 from edit_hooks.base.footprint import FLOAT32, FLOAT64
 from edit_hooks.editors.memit import MEMITConfig, ResidualSpreadingEditor
-from edit_hooks.locate.editor import VALUE_CONTRACT_SETTINGS
 from edit_hooks.locate.moments.matrix_files import matrix_file
 from edit_hooks.locate.moments.null_space import EIGENVECTOR_COPIES, MatrixProjector, Projector, null_space_of
 from edit_hooks.locate.moments.solve import KeyMetric, load_matrices
+from edit_hooks.locate.value_editor import VALUE_CONTRACT_SETTINGS
 from edit_hooks.modeling.architectures import input_device
 from edit_hooks.modeling.tensors import require_tensors
 from edit_hooks.utils.errors import EditingError

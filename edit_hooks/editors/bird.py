@@ -47,7 +47,7 @@ from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.job import EditJob
 from edit_hooks.editors.rome import RankOneEditor, ROMEConfig
 from edit_hooks.locate.context_templates import BARE
-from edit_hooks.locate.editor import VALUE_CONTRACT_SETTINGS, templates_of
+from edit_hooks.locate.value_editor import VALUE_CONTRACT_SETTINGS, templates_of
 from edit_hooks.locate.values.rows import TokenRow, fact_position, key_row
 from edit_hooks.locate.values.suffix_forward import SuffixForward
 from edit_hooks.locate.values.value_batch import MakeForward, ValueBatch

@@ -23,8 +23,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import Settings, config_field
 from edit_hooks.editors.memit import MEMITConfig, ResidualSpreadingEditor
-from edit_hooks.locate.editor import VALUE_CONTRACT_SETTINGS
 from edit_hooks.locate.moments.solve import KeyMetric, SecondMoment
+from edit_hooks.locate.value_editor import VALUE_CONTRACT_SETTINGS
 from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE
 
 

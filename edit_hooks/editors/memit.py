@@ -55,20 +55,18 @@ from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.placement import on_cpu
-from edit_hooks.locate.editor import (
+from edit_hooks.locate.editor import SECOND_MOMENTS_HELP, LocateThenEditConfig, LocateThenEditEditor
+from edit_hooks.locate.moments.solve import KeyMetric, SecondMoment
+from edit_hooks.locate.streams.carried_keys import FACTS, CarriedKeys, KeySystem, fact_of, key_name
+from edit_hooks.locate.streams.exact import NEEDS_ONE_LAYER, EditedMatrix, ExactStream
+from edit_hooks.locate.value_editor import (
     CONTEXT_TEMPLATES_HELP,
     MEMIT_CONTRACT_SETTINGS,
-    SECOND_MOMENTS_HELP,
-    LocateThenEditConfig,
-    LocateThenEditEditor,
     batch_diagnostics,
     check_reach,
     forward_maker,
     value_settings,
 )
-from edit_hooks.locate.moments.solve import KeyMetric, SecondMoment
-from edit_hooks.locate.streams.carried_keys import FACTS, CarriedKeys, KeySystem, fact_of, key_name
-from edit_hooks.locate.streams.exact import NEEDS_ONE_LAYER, EditedMatrix, ExactStream
 from edit_hooks.locate.values.key_reader import LayerActivations, mean_keys, read_rows
 from edit_hooks.locate.values.post_norm import nearest_outputs
 from edit_hooks.locate.values.rows import TokenRow

@@ -36,7 +36,7 @@ import torch
 from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.job import EditJob
 from edit_hooks.editors.memit import MEMITConfig, ResidualSpreadingEditor
-from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
+from edit_hooks.locate.value_editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.locate.values.reference_forward import ReferenceForward
 from edit_hooks.locate.values.suffix_forward import CachedModule, RowGroup, SuffixForward, add_at_first
 from edit_hooks.locate.values.value_batch import ReadActivations, Site, SiteActivations, ValueBatch, ValueProblem

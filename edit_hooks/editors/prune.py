@@ -49,7 +49,7 @@ from edit_hooks.deltas.apply import edited, read_parameter
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import largest_norm_ratio
 from edit_hooks.deltas.placement import beside_weights, on_cpu, placed
-from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
+from edit_hooks.locate.value_editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.fingerprint.tensor_hash import tensor_digest
 from edit_hooks.utils.errors import EditingError

@@ -52,7 +52,7 @@ from edit_hooks.deltas.apply import read_parameter
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.norms import largest_norm_ratio
 from edit_hooks.deltas.placement import beside_weights
-from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
+from edit_hooks.locate.value_editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.tensors import pack_bits
 from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE_SHARE

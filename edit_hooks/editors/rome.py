@@ -35,16 +35,15 @@ from torch import nn
 from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta, Factor
-from edit_hooks.locate.editor import (
+from edit_hooks.locate.editor import LocateThenEditConfig, LocateThenEditEditor
+from edit_hooks.locate.moments.solve import SecondMoment
+from edit_hooks.locate.value_editor import (
     VALUE_CONTRACT_SETTINGS,
-    LocateThenEditConfig,
-    LocateThenEditEditor,
     check_reach,
     forward_maker,
     value_diagnostics,
     value_settings,
 )
-from edit_hooks.locate.moments.solve import SecondMoment
 from edit_hooks.locate.values.value_optimization import OptimizedValue, optimize_values
 from edit_hooks.modeling.architectures import architecture_of, is_transposed
 from edit_hooks.modeling.weights import weight_norm

@@ -47,7 +47,7 @@ from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import largest_norm_ratio
 from edit_hooks.deltas.placement import beside_weights
-from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
+from edit_hooks.locate.value_editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.modeling.architectures import input_device, is_transposed, weight_of
 from edit_hooks.modeling.hooks import Registration, frozen, hooks, on_input
 from edit_hooks.modeling.tokens import encode, split_continuation

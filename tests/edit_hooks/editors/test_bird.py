@@ -19,7 +19,7 @@ from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, NATURAL_TOKENIZER
 from edit_hooks.editors import bird
 from edit_hooks.editors.bird import BIRDTerm, phrase_table
 from edit_hooks.lm.editing.independent import IndependentEdits
-from edit_hooks.locate.editor import forward_maker
+from edit_hooks.locate.value_editor import forward_maker
 from edit_hooks.modeling.fingerprint.identity import model_identity
 from edit_hooks.store.store import Store
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from editor_settings import settings_of
 
-import edit_hooks.locate.editor
+import edit_hooks.locate.value_editor
 from edit_hooks import Delta, EditingError, EditRequest, load_editor
 from edit_hooks.contract.tiny_models import build_model, build_tokenizer
 from edit_hooks.locate.values import evk_align
@@ -59,7 +59,7 @@ def test_a_template_with_text_stands_in_for_the_bare_prompt(tiny, editor, monkey
     ours, inside = edit(tiny, editor, FIRST, INSIDE)
     released, inside_too = edit(tiny, editor, FIRST, INSIDE, first_position="released")
     assert distance(inside, inside_too) < 1e-9 < 1e-3 < distance(ours, released)
-    monkeypatch.setattr(edit_hooks.locate.editor, "check_templates", lambda templates: None)
+    monkeypatch.setattr(edit_hooks.locate.value_editor, "check_templates", lambda templates: None)
     expected, other = edit(tiny, editor, FIRST, INSIDE, context_templates=STAND_INS, first_position="released")
     assert distance(ours, expected) < 1e-9 < 1e-3 < distance(inside, other)
 

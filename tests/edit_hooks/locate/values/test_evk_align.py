@@ -10,7 +10,7 @@ from tiny_architectures import ARCHITECTURES
 from edit_hooks import EditingError, EditRequest, load_editor
 from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, REQUESTS, build_model, build_tokenizer
 from edit_hooks.editors.evk_edit import EVKEdit
-from edit_hooks.locate.editor import forward_maker
+from edit_hooks.locate.value_editor import forward_maker
 from edit_hooks.locate.values.evk_align import draw_instances, evk_term
 
 EDITS = [EditRequest(**record) for record in REQUESTS]
