@@ -24,7 +24,7 @@ ALLOWED = {
     "edit_hooks/base/artifacts/trained_artifact.py": "a checked artifact, tensor by tensor",
     "edit_hooks/in_context/memory_artifact.py": "the configuration of a model in memory",
     "edit_hooks/locate/moments/null_space.py": "a cache; damage is logged and computed again",
-    "edit_hooks/locate/moments/second_moments.py": "a cache; damage is logged and computed again",
+    "edit_hooks/locate/moments/stored_matrices.py": "a cache; damage is logged and computed again",
     "edit_hooks/modeling/fingerprint/generation_settings.py": "a round trip in memory",
     "edit_hooks/modeling/memory.py": "the kernel's figures of free memory",
     "edit_hooks/modeling/tensors.py": "the reader of tensors",

@@ -60,16 +60,20 @@ class Meter:
     """A progress bar that announces a long collection by its expected time, measured on the first tokens.
 
     It counts tokens if their number is known, else documents.
+
+    Args:
+        what: the statistics that are collected.
     """
 
-    def __init__(self, corpus: Corpus, num_tokens: int | None, quiet: bool) -> None:
+    def __init__(self, corpus: Corpus, num_tokens: int | None, quiet: bool, what: str = "second moments") -> None:
+        self.what = what
         self.counts_tokens = num_tokens is not None
         self.total = num_tokens if self.counts_tokens else corpus.num_documents
         self.unit = "token" if self.counts_tokens else "document"
         self.count = 0
         self.is_measured = False
         self.start = time.perf_counter()
-        self.bar = tqdm(total=self.total, desc="Collecting second moments", unit=self.unit, disable=quiet)
+        self.bar = tqdm(total=self.total, desc=f"Collecting {what}", unit=self.unit, disable=quiet)
 
     def __enter__(self) -> Meter:
         return self
@@ -89,13 +93,14 @@ class Meter:
         expected = seconds / self.count * self.total
         if expected > LONG_SECONDS:
             log.warning(
-                "second moments are collected from %d %ss: about %.0f min (%.3g %ss/s), once per model and "
-                "setting; `lm-edit stats` does it ahead of edits.",
+                "%s are collected from %d %ss: about %.0f min (%.3g %ss/s), once per model and setting%s.",
+                self.what,
                 self.total,
                 self.unit,
                 max(1.0, expected / 60),
                 self.count / seconds,
                 self.unit,
+                "; `lm-edit stats` does it ahead of edits" if self.what == "second moments" else "",
             )
 
 

@@ -9,9 +9,7 @@ Shapes: R rows, T tokens, f key width.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +18,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
@@ -28,27 +25,20 @@ from edit_hooks.locate.moments.corpora import Corpus, Source, open_corpus
 from edit_hooks.locate.moments.moment_documents import Meter, batch_documents, document_length, read_documents
 from edit_hooks.locate.moments.sampled_texts import keep_documents, read_text_file, text_file
 from edit_hooks.locate.moments.solve import SecondMoment
+from edit_hooks.locate.moments.stored_matrices import collected_once, load_matrices, save_matrices
 from edit_hooks.modeling.architectures import architecture_of, decoder_of, input_device, map_shape, unwrapped
 from edit_hooks.modeling.fingerprint.identity import model_identity
-from edit_hooks.modeling.fingerprint.tensor_hash import tensor_digest
 from edit_hooks.modeling.forward.kv_cache import right_padded
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, stop_after
 from edit_hooks.modeling.memory import free_bytes
-from edit_hooks.modeling.tensors import write_tensors
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.storage.files import cache_root, write_atomically, write_to_cache
-from edit_hooks.utils.storage.hashing import key_of
-from edit_hooks.utils.storage.json_io import read_json
-from edit_hooks.utils.storage.locks import locked
+from edit_hooks.utils.storage.files import cache_root
 
 log = get_logger(__name__)
 
 
 FORMAT = "lm-eval-editing/second-moment/3"
-
-
-LOCKS = "locks"
 
 
 MomentDtype = Literal["float32", "float64"]
@@ -124,7 +114,8 @@ def second_moments(
     moments = _load_all(root, descriptions, settings)
     if len(moments) < len(descriptions):
         missing = {layer: one for layer, one in descriptions.items() if layer not in moments}
-        with _collected_once(root, descriptions, corpus):
+        key = _describe_text(descriptions) if corpus.is_sampled else list(descriptions.values())
+        with collected_once(root, key, "second moments"):
             moments |= _load_all(root, missing, settings)  # another process may have been faster
             missing = {layer: one for layer, one in missing.items() if layer not in moments}
             moments |= _collect_all(inner, tokenizer, missing, corpus, settings, quiet, root)
@@ -173,17 +164,6 @@ def _collect_all(
         if root:
             _save(root, moments[layer])
     return moments
-
-
-def _collected_once(
-    root: Path | None, descriptions: dict[int, dict[str, Any]], corpus: Corpus
-) -> contextlib.AbstractContextManager[object]:
-    """Wait for another process that samples the same text, or reads another corpus for the same matrices."""
-    if root is None:
-        return contextlib.nullcontext()
-    key = key_of(_describe_text(descriptions) if corpus.is_sampled else list(descriptions.values()))
-    waiting = f"second moments: waiting for another process that collects them from the same text, in {root}."
-    return locked(root / LOCKS / f"{key}.lock", waiting)
 
 
 def _with_defaults(settings: MomentSettings, model: nn.Module, corpus: Corpus, layers: Sequence[int]) -> MomentSettings:
@@ -386,47 +366,18 @@ def _describe_text(descriptions: dict[int, dict[str, Any]]) -> dict[str, Any]:
     return {name: description[name] for name in ("model", "corpus", "num_tokens", "max_length")}
 
 
-def _paths(root: Path, description: dict[str, Any]) -> tuple[Path, Path]:
-    """Files of the matrix and of its manifest."""
-    stem = root / key_of(description)[:2] / key_of(description)
-    return stem.with_suffix(".safetensors"), stem.with_suffix(".json")
-
-
 def _save(root: Path, moment: SecondMoment) -> None:
-    """Write the matrix, then the manifest.
-
-    Readers ignore a matrix without its manifest.
-    """
+    """Write the matrix and its manifest."""
     description = moment.report["description"]
     report = {name: value for name, value in moment.report.items() if name != "description"}
     assert moment.matrix_FF is not None
-    tensors, manifest = _paths(root, description)
-    matrix_FF, name = moment.matrix_FF, f"layer{description['layer']}"
-    record = {"description": description, "report": report, "checksum": _checksum(report, matrix_FF)}
-    write_to_cache(tensors, lambda: write_tensors(tensors, {name: matrix_FF}, {}))
-    write_to_cache(manifest, lambda: write_atomically(manifest, json.dumps(record, indent=2) + "\n"))
+    save_matrices(root, description, report, {f"layer{description['layer']}": moment.matrix_FF})
 
 
 def _load(root: Path, description: dict[str, Any]) -> SecondMoment | None:
-    """Load a matrix; ``None`` if there is none.
-
-    Damaged files and files with another description are ignored with a warning.
-    """
-    tensors, manifest = _paths(root, description)
-    if not os.path.lexists(manifest):
+    """Load a matrix; ``None`` if there is none, or none that can be used."""
+    stored = load_matrices(root, description, "second moment")
+    if stored is None:
         return None
-    try:
-        record = read_json(manifest, finite=False)
-        if record["description"] != description:
-            raise EditingError("it was collected for something else")
-        (matrix_FF,) = load_file(tensors).values()
-        if record["checksum"] != _checksum(record["report"], matrix_FF):
-            raise EditingError("its checksum differs")
-    except Exception as error:  # any damage: report it and collect again
-        log.warning("cannot use the second moment in %s (%s); it is collected again.", tensors, error)
-        return None
-    return SecondMoment(matrix_FF, {"description": description, **record["report"]})
-
-
-def _checksum(report: dict[str, Any], matrix_FF: torch.Tensor) -> str:
-    return key_of([report, list(matrix_FF.shape), str(matrix_FF.dtype), tensor_digest(matrix_FF)])
+    (matrix_FF,) = stored.matrices.values()
+    return SecondMoment(matrix_FF, {"description": description, **stored.report})

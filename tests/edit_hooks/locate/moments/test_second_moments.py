@@ -19,8 +19,9 @@ from edit_hooks import EditingError, load_editor
 from edit_hooks.contract.tiny_models import SENTENCES, build_model, build_tokenizer
 from edit_hooks.locate.moments import second_moments as module
 from edit_hooks.locate.moments.sampled_texts import FOLDER
-from edit_hooks.locate.moments.second_moments import LOCKS, MomentSettings, second_moments
+from edit_hooks.locate.moments.second_moments import MomentSettings, second_moments
 from edit_hooks.locate.moments.solve import SecondMoment
+from edit_hooks.locate.moments.stored_matrices import LOCKS
 from edit_hooks.modeling.tensors import read_tensors, write_tensors
 from edit_hooks.utils.storage.locks import locked
 

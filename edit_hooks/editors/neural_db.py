@@ -1,0 +1,279 @@
+"""NeuralDB: the residuals of MEMIT in a table at one layer, each added where a token's key is similar to its own.
+
+Method of "NeuralDB: Scaling Knowledge Editing in LLMs to 100,000 Facts with Neural KV Database" (2507.18028), which has
+no public code. A fact is a column of a table: its key k_i, the input of the rewrite module at the fact token, and its
+residual r_i = v_i - W k_i with MEMIT's value v_i. At every token the module's output W k becomes
+
+    W k + r_j   if cos(k, k_j) > gamma,   j = argmax_i cos(k, k_i),
+
+and stays as it is otherwise, bit for bit. Values are optimized on the unedited model, each by itself, so a stream, a
+joint edit and any order of the facts give the same table. A fact is added, changed and
+deleted (:meth:`NeuralDB.remove`) by its column alone.
+
+The paper leaves gamma, the layer and the reading of keys open. The defaults here are this package's: the layer where
+MEMIT's last one would be, keys of bare prompts (``key: mean`` averages over the context templates, as MEMIT does), and
+gamma from similarities of paraphrases and neighbors on the demo model.
+
+Two facts with the same words up to the end of the subject have one key, so the later of them replaces the earlier; a
+warning names it if they are different facts.
+
+Where blocks normalize their MLP output (Gemma, OLMo 2), the value is optimized at that output instead of h^L, as MEMIT
+does there.
+
+Shapes: U requests of one delta, N entries, f and d input and output width of the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from edit_hooks.base.config import Settings, config_field
+from edit_hooks.base.job import EditJob
+from edit_hooks.deltas.delta import Delta
+from edit_hooks.deltas.hook_edit import HookEdit
+from edit_hooks.deltas.placement import on_cpu
+from edit_hooks.locate.streams.carried_keys import fact_of
+from edit_hooks.locate.value_editor import (
+    CONTEXT_TEMPLATES_HELP,
+    VALUE_CONTRACT_SETTINGS,
+    ValueEditConfig,
+    ValueEditor,
+    batch_diagnostics,
+    check_reach,
+    forward_maker,
+    value_settings,
+)
+from edit_hooks.locate.values.key_reader import mean_keys
+from edit_hooks.locate.values.value_batch import Site
+from edit_hooks.locate.values.value_optimization import OptimizedValue, optimize_values
+from edit_hooks.memory.residual_table import KIND, REMOVED
+from edit_hooks.memory.steps import step_numbers
+from edit_hooks.modeling.architectures import architecture_of, unwrapped
+from edit_hooks.modeling.support import contribution_scale
+from edit_hooks.request import EditRequest
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.settings.numbers import COSINE, POSITIVE
+
+REPLACED_WARNING = (
+    "another fact of the table was replaced, because its key is the same: facts with the same words up to the end of "
+    "the subject share their key, and only the last of them holds. Put distinguishing words before the subject, or use "
+    "an editor of weights."
+)
+
+
+@dataclass(kw_only=True)
+class NeuralDBConfig(ValueEditConfig):
+    """MEMIT's settings of the value, and those of the table."""
+
+    num_steps: int = config_field(
+        "loss evaluations of the value optimization; one update fewer is made", within=POSITIVE, default=25
+    )
+    clamp_factor: float = config_field("radius of the offset's ball in units of ||v0||", within=POSITIVE, default=0.75)
+    context_templates: list[str] | str = config_field(CONTEXT_TEMPLATES_HELP, default="sampled_6")
+    threshold: float = config_field(
+        "gamma: cosine of a token's key with the nearest one of the table above which its residual is added",
+        within=COSINE,
+        default=0.65,
+    )
+    key: Literal["bare", "mean"] = config_field(
+        "key of a fact; bare: that of the bare prompt; mean: half of it, half the mean over the other templates",
+        default="bare",
+    )
+    same_key: float = config_field(
+        "cosine of two keys from which on the later fact replaces the earlier one; rounding in bfloat16 leaves .9995",
+        within=COSINE,
+        default=0.999,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_one_layer("NeuralDB has a single table")
+
+
+class FactColumn(NamedTuple):
+    """One fact of the table, on the CPU: its key of unit length, its residual, and its identity."""
+
+    key_F: torch.Tensor
+    residual_D: torch.Tensor
+    fact: str
+
+
+class NeuralDB(ValueEditor[NeuralDBConfig]):
+    """A table of facts at one layer, looked up by the cosine of keys."""
+
+    name = "neural_db"
+    config_class = NeuralDBConfig
+    config_folders = ("neural_db",)
+    supports_joint = True
+    writes = ("hooks",)
+    default_depth = 0.27
+    contract_settings: ClassVar[Settings] = {
+        **{name: value for name, value in VALUE_CONTRACT_SETTINGS.items() if name != "second_moments"},
+        "threshold": 0.9,
+        # One layer of a random model moves an answer little.
+        "num_steps": 12,
+        "lr": 0.5,
+        "clamp_factor": 20.0,
+    }
+
+    def compute(self, job: EditJob[NeuralDBConfig]) -> list[Delta]:
+        config = job.config
+        earlier = self._earlier(job.model, config, job.history)
+        entries = self._entries(job)
+        deltas = []
+        for group in _groups(job):
+            new = [entries[number] for number in group]
+            step, num_replaced = added(_table_of(earlier), [entry for entry, _ in new], config.same_key)
+            delta = Delta(hook_edit=self._hook_edit(job.model, config, earlier, step, ()))
+            delta.diagnostics = {
+                **batch_diagnostics([value for _, value in new]),
+                "num_entries": len(_table_of(earlier) | step),
+                "num_replaced": num_replaced,
+            }
+            if config.keep_intermediates:
+                delta.intermediates = {
+                    "keys": torch.stack([entry.key_F for entry, _ in new]),
+                    "residuals": torch.stack([entry.residual_D for entry, _ in new]),
+                    "z_delta": torch.stack([value.delta_D for _, value in new]),
+                }
+            deltas.append(delta)
+        return deltas
+
+    def remove(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        requests: Sequence[EditRequest],
+        history: Sequence[Delta],
+    ) -> Delta:
+        """Compute the delta that deletes facts from the table, as if they had never been written.
+
+        Args:
+            requests: facts by prompt and subject; their targets play no role.
+            history: all steps so far.
+
+        Raises:
+            EditingError: the table has no such fact.
+        """
+        inner = unwrapped(model)
+        config = self.resolve_config(inner, tokenizer)
+        earlier = self._earlier(inner, config, history)
+        numbers = {entry.fact: number for number, entry in _table_of(earlier).items()}
+        for request in requests:
+            if fact_of(request) not in numbers:
+                raise EditingError(
+                    f"the fact {request.text!r} cannot be removed: it is none of the {len(numbers)} facts of this "
+                    "table. A fact is known by its prompt and subject; its target does not matter."
+                )
+        gone = sorted({numbers[fact_of(request)] for request in requests})
+        delta = Delta(hook_edit=self._hook_edit(inner, config, earlier, {}, gone))
+        delta.meta = {"editor": self.name, "config": config.to_dict(), "requests": []}
+        delta.meta["removed"] = [request.to_dict() for request in requests]
+        return delta
+
+    def warnings(self, job: EditJob[NeuralDBConfig], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
+        replaced = [REPLACED_WARNING] if delta.diagnostics["num_replaced"] else []
+        return [*super().warnings(job, requests, delta), *replaced]
+
+    def _entries(self, job: EditJob[NeuralDBConfig]) -> list[tuple[FactColumn, OptimizedValue]]:
+        """Key and residual of every request, read and optimized on the unedited model."""
+        model, config = job.model, job.config
+        (layer,) = config.edited_layers
+        site: Site = "block" if architecture_of(model).post_norm is None else "mlp"
+        problems = self.problems(job)
+        check_reach(job, problems, layer)
+        terms = self.terms(job, forward_maker(model, config, layer, site))
+        settings = value_settings(config, layer, site)
+        values = optimize_values(model, problems, settings, config.engine, progress=job.progress, terms=terms)
+        scale = contribution_scale(model) if site == "block" else 1.0  # Granite scales what its blocks add
+        entries = []
+        for request, value in zip(job.requests, values, strict=True):
+            key_F = value.keys_NF[0] if config.key == "bare" else mean_keys(value.keys_NF, 1)[0]
+            unit_F = nn.functional.normalize(key_F, dim=0)
+            entries.append((FactColumn(unit_F.cpu(), (value.delta_D / scale).cpu(), fact_of(request)), value))
+        return entries
+
+    def _earlier(self, model: nn.Module, config: NeuralDBConfig, history: Sequence[Delta]) -> HookEdit | None:
+        steps = (delta.hook_edit for delta in history)
+        return HookEdit.after(steps, KIND, self._module(model, config), "a table")
+
+    def _hook_edit(
+        self,
+        model: nn.Module,
+        config: NeuralDBConfig,
+        earlier: HookEdit | None,
+        step: dict[int, FactColumn],
+        removed: Sequence[int],
+    ) -> HookEdit:
+        """A step of a stream: the entries that it adds or changes, and the numbers of those that it removes."""
+        if step:
+            keys, residuals, facts = zip(*step.values(), strict=True)
+            tensors = {"keys": torch.stack(keys), "residuals": torch.stack(residuals)}
+        else:
+            assert earlier is not None
+            tensors, facts = {name: earlier.tensors[name][:0] for name in ("keys", "residuals")}, ()
+        tensors["index"] = torch.tensor(list(step), dtype=torch.int64)
+        settings = {"module": self._module(model, config), "threshold": config.threshold, "facts": list(facts)}
+        return HookEdit(KIND, on_cpu(tensors), {**settings, REMOVED: list(removed), **step_numbers(earlier)})
+
+    def _module(self, model: nn.Module, config: NeuralDBConfig) -> str:
+        (layer,) = config.edited_layers
+        return architecture_of(model).rewrite_name(layer)
+
+
+def added(
+    table: dict[int, FactColumn], new: Sequence[FactColumn], same_key: float
+) -> tuple[dict[int, FactColumn], int]:
+    """The entries that new facts add to a table or change in it, by number.
+
+    A fact that is there is changed, and so is the entry with the same key; the later of two new ones counts.
+
+    Returns:
+        The entries, and how many other facts they replace.
+    """
+    keys_MF = torch.stack([entry.key_F for entry in [*table.values(), *new]])
+    cosine_UM = keys_MF[len(table) :] @ keys_MF.T
+    is_live_M = torch.arange(len(keys_MF)) < len(table)  # keys of entries that are not replaced
+    number_of = {entry.fact: number for number, entry in table.items()}
+    fact_at = {number: entry.fact for number, entry in table.items()}
+    column_of = {number: column for column, number in enumerate(table)}
+    step, num_replaced, next_number = dict[int, FactColumn](), 0, max(table, default=-1) + 1
+    for row, entry in enumerate(new):
+        number = number_of.get(entry.fact)
+        if number is None and is_live_M.any():
+            cosine, nearest = cosine_UM[row].masked_fill(~is_live_M, -torch.inf).max(0)
+            if float(cosine) >= same_key:
+                number = next(known for known, column in column_of.items() if column == int(nearest))
+                num_replaced += 1
+        if number is None:
+            number, next_number = next_number, next_number + 1
+        else:
+            is_live_M[column_of[number]] = False
+            del number_of[fact_at[number]]
+        column_of[number], fact_at[number], number_of[entry.fact] = len(table) + row, entry.fact, number
+        is_live_M[column_of[number]] = True
+        step[number] = entry
+    return step, num_replaced
+
+
+def _table_of(edit: HookEdit | None) -> dict[int, FactColumn]:
+    """The entries of an edit by number; none for ``None``."""
+    if edit is None:
+        return {}
+    columns = (edit.tensors["keys"], edit.tensors["residuals"], edit.settings["facts"])
+    return {
+        number: FactColumn(*column)
+        for number, column in zip(edit.tensors["index"].tolist(), zip(*columns, strict=True), strict=True)
+    }
+
+
+def _groups(job: EditJob[NeuralDBConfig]) -> list[list[int]]:
+    """Numbers of the requests of each delta."""
+    indices = list(range(len(job.requests)))
+    return [indices] if job.joint else [[index] for index in indices]
