@@ -32,7 +32,7 @@ class Model(NamedTuple):
 
 
 class EditorChoice(NamedTuple):
-    """An editor with one set of settings; ``models``, ``modes`` and ``icl``: only these of the plan.
+    """An editor with one set of settings; ``models``, ``modes``, ``icl`` and ``seeds``: only these of the plan.
 
     ``label`` is the name where the plan gives one; result files have it for tables. ``seconds_per_edit`` is an estimate
     where nothing was measured.
@@ -46,6 +46,7 @@ class EditorChoice(NamedTuple):
     models: tuple[str, ...] | None
     modes: tuple[str, ...] | None
     icl: tuple[bool | str, ...] | None
+    seeds: tuple[int, ...] | None
     seconds_per_edit: float | None
     where: Where
 

@@ -175,7 +175,8 @@ def _wanted(name: str, chosen: tuple[str, ...] | None) -> bool:
 
 def _sizes(plan: Plan, editor: EditorChoice, mode: ModeChoice, facts: Facts) -> Iterator[Sizes]:
     icl = plan.icl if editor.icl is None else editor.icl
-    for num_edits, step, context, seed in itertools.product(mode.num_edits, mode.steps, icl, plan.seeds):
+    seeds = plan.seeds if editor.seeds is None else editor.seeds
+    for num_edits, step, context, seed in itertools.product(mode.num_edits, mode.steps, icl, seeds):
         size = None if step is None else step.joint if facts.supports_joint(editor) else step.other
         yield Sizes(num_edits, size, context, seed)
 
@@ -234,7 +235,7 @@ def _run(
     if sizes.icl not in (False, "no"):
         args["icl"] = sizes.icl
         details.append("icl" if sizes.icl is True else f"icl={sizes.icl}")
-    if len(plan.seeds) > 1:
+    if len(plan.seeds) > 1 or editor.seeds is not None:
         details.append(f"seed {sizes.seed}")
     return _with_names(plan, model, editor, benchmark, mode.name, tuple(details), args)
 

@@ -52,7 +52,7 @@ KEYS = (
     "lm_eval",
     "resources",
 )
-EDITOR_KEYS = ("editor", "name", "editor_args", "model_args", "models", "modes", "icl", "seconds_per_edit")
+EDITOR_KEYS = ("editor", "name", "editor_args", "model_args", "models", "modes", "icl", "seeds", "seconds_per_edit")
 BENCHMARK_KEYS = ("name", "tasks", "edits", "model_args", "metadata", "limit", "models", "modes", "seconds_per_case")
 RESOURCE_KEYS = ("cpus", "gpus", "memory", "hours", "slurm")
 # Options of `lm_eval run` that change what is asked, and that --model_args and --metadata do not cover.
@@ -145,7 +145,7 @@ class _Reader:
             benchmarks=self.benchmarks(top, [model.name for model in models], [mode.name for mode in modes], limit),
             modes=modes,
             icl=self.icl(top, ()) or (False,),
-            seeds=self.whole_numbers(top.get("seeds", [0]), ("seeds",), SEED),
+            seeds=self.seeds(top, ()) or (0,),
             model_args=self.model_args(top, ()),
             metadata=self.mapping(top.get("metadata"), ("metadata",)),
             lm_eval=self.lm_eval(top.get("lm_eval")),
@@ -193,8 +193,8 @@ class _Reader:
             if not isinstance(editor, str):
                 raise self.file.error(where, f"editor is {editor!r}; the name of an editor, or {UNEDITED}, is needed.")
             all_settings = self.settings(own.get("editor_args"), (*where, "editor_args"))
-            if editor == UNEDITED and (own.get("editor_args") or own.get("icl")):
-                raise self.file.error(where, f"{UNEDITED} has no editor_args and no icl; drop them.")
+            if unused := [name for name in ("editor_args", "icl", "seeds") if editor == UNEDITED and own.get(name)]:
+                raise self.file.error(where, f"{UNEDITED} has no {' and no '.join(unused)}; drop them.")
             combined = [{}] if editor == UNEDITED else [{**a, **b} for a in shared for b in all_settings]
             for settings in combined:
                 name = str(own.get("name", editor))
@@ -210,6 +210,7 @@ class _Reader:
                         self.subset(own, "models", models, where),
                         self.subset(own, "modes", modes, where),
                         self.icl(own, where),
+                        self.seeds(own, where),
                         self.positive(own, "seconds_per_edit", where),
                         where,
                     )
@@ -312,6 +313,9 @@ class _Reader:
         if "icl" not in own:
             return None
         return tuple(self.listed(own["icl"], (*where, "icl")))
+
+    def seeds(self, own: Mapping[str, Any], where: Where) -> tuple[int, ...] | None:
+        return self.whole_numbers(own.get("seeds"), (*where, "seeds"), SEED) or None
 
     def positive(self, own: Mapping[str, Any], name: str, where: Where) -> float | None:
         if own.get(name) is None:

@@ -476,3 +476,14 @@ def test_a_block_that_the_model_lacks_is_an_error(tmp_path: Path) -> None:
     run = run_of(tmp_path, "{}", "{editor: rome, editor_args: {layers: [99]}}")
     with pytest.raises(EditingError, match=r"plan.yaml, line 2: run m, rome.*99"):
         origin_of(load_plan(tmp_path / "plan.yaml"), run)
+
+
+def test_an_editor_has_its_own_seeds(tmp_path: Path) -> None:
+    grid = expand(
+        tmp_path,
+        "editors: [rome, {editor: ft_m, seeds: [3]}, {editor: ice, seeds: []}]\nbenchmarks: [bake_es]\nseeds: [0, 1]\n",
+    )
+    found = [(run.editor, run.model_args["seed"]) for run in grid.runs]
+    assert found == [("rome", 0), ("rome", 1), ("ft_m", 3), ("ice", 0), ("ice", 1)]
+    with pytest.raises(EditingError, match="unedited has no seeds; drop them"):
+        expand(tmp_path, "editors: [{editor: unedited, seeds: [1]}]\nbenchmarks: [bake_es]\n")
