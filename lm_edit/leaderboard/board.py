@@ -101,7 +101,7 @@ class Cell:
         num_cases: cases asked, at a stage of a stream of those edited by then; 0 if the file lacks their number, as of
             some groups.
         left_out: reason -> number of cases without a score.
-        stderr: standard error in the result file; NaN without one, and of several seeds.
+        stderr: standard error in the result file, NaN without one; of several seeds, an upper bound.
         interval: 95% interval over cases.
         note: why there is no interval or no test.
         by_seed: seed -> value, for rows of several seeds, of which the column may have one alone.
@@ -227,7 +227,7 @@ class Board:
             f"({self.resamples} resamples, fixed seed) for other scores that follow from their cases: means, pooled "
             "means (over the chains or questions of all cases), and edit scores, which are harmonic means of means; "
             "none where all cases score the same. Marked ~, where scores of single cases are missing: the normal "
-            "approximation, 1.96 standard errors.",
+            "approximation, 1.96 standard errors (of several seeds, their mean, an upper bound).",
             "n/N: cases with a score, of the cases asked (at a checkpoint of a stream, of those edited by then); the "
             "reasons of the others are with each number, and the value if those without a usable answer count as 0, "
             "which ranks nothing.",

@@ -17,7 +17,16 @@ from lm_edit.results.comparing import EDITED_MODEL, name_of, run_labels
 from lm_edit.results.filters import is_missing, text_of
 from lm_edit.results.statistics.case_scores import CaseScores, combine_seeds, read_case_scores
 from lm_edit.results.statistics.intervals import RESAMPLES
-from lm_edit.results.statistics.of_rows import ALL_EQUAL, NO_SAMPLES, NOT_SCORED, Estimate, Summary, estimate
+from lm_edit.results.statistics.of_rows import (
+    ALL_EQUAL,
+    NO_SAMPLES,
+    NOT_SCORED,
+    Estimate,
+    Summary,
+    estimate,
+    over_seeds,
+    summary_of,
+)
 from lm_eval_tasks.common.scoring.columns import is_number
 from lm_eval_tasks.report.model_parts import differing_parts
 
@@ -113,6 +122,7 @@ def _read_rows(results: pd.DataFrame, cases: _CasesByColumn) -> list[Row]:
 
 def _read_row(key: RowKey, group: pd.DataFrame, cases: _CasesByColumn) -> Row:
     found: dict[ColumnKey, dict[str, tuple[Cell, CaseScores | None]]] = {}
+    summaries: dict[ColumnKey, dict[str, Summary]] = {}
     runs: dict[str, dict[str, str]] = {}
     records = group.sort_values(["seed", "run"]).to_dict("records")
     for record in records:
@@ -121,11 +131,12 @@ def _read_row(key: RowKey, group: pd.DataFrame, cases: _CasesByColumn) -> Row:
         known = cases.get((run, column))
         cell = _read_cell({str(name): value for name, value in record.items()}, known)
         found.setdefault(column, {})[seed] = cell, known
+        summaries.setdefault(column, {})[seed] = summary_of(record)
         runs.setdefault(seed, {})[run] = str(record["run_name"])
     cells, scores = {}, {}
     for column, by_seed in found.items():
         values = {seed: cell.value for seed, (cell, _) in by_seed.items()}
-        cells[column], known = _over_seeds(by_seed)
+        cells[column], known = _over_seeds(by_seed, list(summaries[column].values()))
         if len(runs) > 1:
             cells[column].by_seed = values
         if known is not None:
@@ -168,7 +179,9 @@ def _mean(values: Sequence[object]) -> float | None:
     return math.fsum(numbers) / len(numbers) if numbers else None
 
 
-def _over_seeds(by_seed: Mapping[str, tuple[Cell, CaseScores | None]]) -> tuple[Cell, CaseScores | None]:
+def _over_seeds(
+    by_seed: Mapping[str, tuple[Cell, CaseScores | None]], summaries: Sequence[Summary]
+) -> tuple[Cell, CaseScores | None]:
     """The mean over seeds; of runs that share their cases, with the scores of all."""
     if len(by_seed) == 1:
         return next(iter(by_seed.values()))
@@ -176,7 +189,8 @@ def _over_seeds(by_seed: Mapping[str, tuple[Cell, CaseScores | None]]) -> tuple[
     known = [scores for _, scores in by_seed.values() if scores is not None]
     fewest = min(cells, key=lambda cell: cell.num_scored)
     value, or_0 = (math.fsum(parts) / len(cells) for parts in zip(*((c.value, c.or_0) for c in cells), strict=True))
-    mean = Cell(value, fewest.num_scored, fewest.num_cases, fewest.left_out, or_0=or_0)
+    stderr = over_seeds(summaries).stderr
+    mean = Cell(value, fewest.num_scored, fewest.num_cases, fewest.left_out, stderr, or_0=or_0)
     return mean, combine_seeds(known) if len(known) == len(cells) else None
 
 

@@ -39,8 +39,12 @@ class Interval(NamedTuple):
     method: Method
 
 
-def wilson_interval(successes: int, num_cases: int) -> Interval:
-    """Wilson's 95% interval of a share of successes among independent cases (Wilson, 1927)."""
+def wilson_interval(successes: float, num_cases: int) -> Interval:
+    """Wilson's 95% interval of a share of successes among independent cases (Wilson, 1927).
+
+    Args:
+        successes: their number; a mean over seeds need not be whole.
+    """
     z2, share = QUANTILE**2, successes / num_cases
     center = (share + z2 / (2 * num_cases)) / (1 + z2 / num_cases)
     half = math.sqrt(share * (1 - share) / num_cases + z2 / (4 * num_cases**2)) * QUANTILE / (1 + z2 / num_cases)

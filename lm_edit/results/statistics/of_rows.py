@@ -3,14 +3,15 @@
 1. Cases that each succeed or fail, each with its own edit: Wilson's interval.
 2. Other scores that follow from their cases: the BCa bootstrap over cases, those under one edit drawn together.
 3. Without the scores of single cases, as of runs without samples and of groups of tasks: Wilson's interval where the
-   standard error shows that all cases scored 0 or 1, otherwise the normal approximation, which is always named.
+   standard error shows that all cases scored 0 or 1, otherwise the normal approximation, which is always named. Of
+   several seeds with the same cases, with an upper bound of the standard error (:func:`over_seeds`).
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,8 +72,10 @@ class Summary(NamedTuple):
     each_own_edit: bool = True
 
     @property
-    def successes(self) -> int | None:
+    def successes(self) -> float | None:
         """Number of cases that score 1 if all others score 0, which the standard error shows; else ``None``.
+
+        Over seeds it is the mean of their numbers.
 
         For scores x in 0..1, the sum of x^2 is that of x exactly if every x is 0 or 1. With the sample variance
         n stderr^2 that is stderr^2 (n - 1) = value (1 - value).
@@ -82,7 +85,22 @@ class Summary(NamedTuple):
         variance = self.value * (1 - self.value)
         if not math.isclose(self.stderr**2 * (self.num_scored - 1), variance, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
             return None
-        return round(self.value * self.num_scored)
+        return self.value * self.num_scored
+
+
+def over_seeds(seeds: Sequence[Summary]) -> Summary:
+    """The mean over seeds that share their cases, with an upper bound of its standard error.
+
+    Summaries do not show how a case's scores under the seeds are correlated. The standard deviation of their mean is at
+    most the mean of their standard deviations. If all scores are 0 or 1, the bound is the standard error of successes
+    with the mean share: p (1 - p) is the largest variance of a score between 0 and 1 with mean p.
+    """
+    value = math.fsum(one.value for one in seeds) / len(seeds)
+    num_scored = min(one.num_scored for one in seeds)
+    stderr = math.fsum(one.stderr for one in seeds) / len(seeds)
+    if all(one.successes is not None for one in seeds) and num_scored > 1:
+        stderr = math.sqrt(value * (1 - value) / (num_scored - 1))
+    return seeds[0]._replace(value=value, stderr=stderr, num_scored=num_scored)
 
 
 def estimate(

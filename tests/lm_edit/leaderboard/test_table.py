@@ -146,6 +146,16 @@ def test_without_samples_the_standard_error_gives_the_interval() -> None:
     assert (cell.interval, cell.note) == (None, f"no interval and {without}")
 
 
+def test_seeds_without_samples_have_an_interval_of_their_summaries() -> None:
+    parts = [frames(es(rome=[1, 0, seed], ft=[0.5, 1, 0]), seed=seed) for seed in (0, 1)]
+    for results, _ in parts:
+        results["stderr"] = [1 / 3, 0.25]  # rome: 1/3 and 2/3 of three cases, each 0 or 1
+    cells = {name: row.cells[ES] for name, row in rows_of(board(*((one, cases[:0]) for one, cases in parts))).items()}
+    assert cells["rome"].by_seed == {"0": pytest.approx(1 / 3), "1": pytest.approx(2 / 3)}
+    assert cells["rome"].interval == wilson_interval(1.5, 3) and cells["rome"].num_scored == 3
+    assert cells["ft"].interval == normal_interval(0.5, 0.25, is_share=True)
+
+
 def test_scores_that_do_not_follow_from_cases_have_no_interval_and_no_test() -> None:
     results, cases = frames(es(unedited=[0] * 8, rome=[1, 0] * 4))
     results.loc[results["editor"] == "rome", "value"] = 0.7

@@ -33,6 +33,7 @@ from lm_edit.results.statistics.of_rows import (
     describe_intervals,
     estimate,
     interval_of,
+    over_seeds,
 )
 from lm_edit.results.tables import load_results
 
@@ -125,7 +126,7 @@ def test_intervals_need_no_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_standard_error_shows_whether_all_cases_score_0_or_1(values: list[float]) -> None:
     """lm-eval's standard error of the mean; the number of successes follows exactly."""
     summary = Summary(float(np.mean(values)), True, mean_stderr(values), len(values))
-    assert summary.successes == (sum(values) if set(values) <= {0.0, 1.0} else None)
+    assert summary.successes == (pytest.approx(sum(values)) if set(values) <= {0.0, 1.0} else None)
     assert summary._replace(is_share=False).successes is None  # a count
 
 
@@ -135,6 +136,23 @@ def test_successes_have_wilsons_interval_with_and_without_their_cases(values: li
     expected = wilson_interval(int(sum(values)), len(values))
     assert estimate(summary, scores(*([value] for value in values))) == Estimate(expected, "")
     assert estimate(summary, None) == Estimate(expected, NO_SAMPLES)
+
+
+@given(st.integers(2, 12), st.integers(1, 4), st.booleans(), st.data())
+def test_the_standard_error_over_seeds_is_an_upper_bound(
+    num_cases: int, num_seeds: int, successes: bool, data: st.DataObject
+) -> None:
+    score = st.sampled_from([0.0, 1.0]) if successes else st.sampled_from([0.0, 0.25, 0.5, 1.0])
+    values = np.array(data.draw(st.lists(score, min_size=num_cases * num_seeds, max_size=num_cases * num_seeds)))
+    seeds = values.reshape(num_seeds, num_cases)
+    summaries = [Summary(float(np.mean(one)), True, mean_stderr(list(one)), num_cases) for one in seeds]
+    found, means = over_seeds(summaries), seeds.mean(axis=0)
+    assert found.value == pytest.approx(means.mean())
+    assert found.stderr >= mean_stderr(list(means)) - 1e-12
+    if num_seeds == 1:
+        assert found.stderr == pytest.approx(summaries[0].stderr)
+    if successes:  # Wilson's interval, which takes the same bound
+        assert estimate(found, None).interval == wilson_interval(found.value * num_cases, num_cases)
 
 
 def test_cases_under_one_edit_are_not_independent() -> None:
