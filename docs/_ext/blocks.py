@@ -8,6 +8,7 @@ from block import ROOT, Block
 from blocks_benchmarks import BENCHMARK_BLOCKS
 from blocks_editors import EDITOR_BLOCKS
 from blocks_gallery import GALLERY_BLOCKS
+from blocks_measured import MEASURED_BLOCKS
 from blocks_options import OPTION_BLOCKS
 from blocks_reference import REFERENCE_BLOCKS
 
@@ -26,6 +27,7 @@ def copied(path: str) -> Block:
 BLOCKS: dict[str, Callable[[str], Block]] = {
     "copy": copied,
     **EDITOR_BLOCKS,
+    **MEASURED_BLOCKS,
     **BENCHMARK_BLOCKS,
     **GALLERY_BLOCKS,
     **OPTION_BLOCKS,

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import yaml
 from block import ROOT, Block, definition, table
-
-sys.path.append(str(ROOT / "scripts"))
-import findings
-from _measurements import COLUMNS, UNEDITED, Finished
-from editors_table import TITLES, format_cell, render, summarize
-from measure_editors import PLAN, load_rows, load_titles
+from blocks_measured import seconds_of
 
 from edit_hooks.base.config import EditorConfig
 from edit_hooks.base.describe import EditorDescription, EditorSetting, describe_editor, describe_settings
@@ -32,7 +25,7 @@ def editor_table(wanted: str) -> Block:
     for name in TIERS[wanted]:
         editor, facts = describe_editor(name), FACTS[name]
         changes = f"{', '.join(editor.writes)}: {facts['writes']}"
-        seconds = _seconds(name)
+        seconds = seconds_of(name)
         rows.append([f"[`{name}`](docs/editors/{name}.md)", editor.summary, changes, *_modes(editor), seconds])
     return Block(table(["editor", "", "changes", "batch", "subject", "s per edit"], rows))
 
@@ -41,11 +34,6 @@ def _modes(editor: EditorDescription) -> tuple[str, str]:
     if editor.has_base:
         return "as its base", "as its base"
     return "yes" if editor.supports_joint else "no", "needed" if editor.needs_subject else "-"
-
-
-def _seconds(name: str) -> str:
-    found = [row["seconds_per_edit"] for row in _summaries() if row["editor"] == name and "seconds_per_edit" in row]
-    return f"{found[-1]:.1f}" if found else "-"
 
 
 def head(name: str) -> Block:
@@ -61,7 +49,7 @@ def head(name: str) -> Block:
         "streams: yes",
         f"subject: {'not needed' if subject == '-' else subject}",
     ]
-    if (seconds := _seconds(name)) != "-":
+    if (seconds := seconds_of(name)) != "-":
         parts.append(f"{seconds} s per edit of the demo model on two CPU cores")
     return Block(" · ".join(parts))
 
@@ -106,43 +94,6 @@ def _value(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-@functools.cache
-def _summaries() -> list[dict[str, Any]]:
-    return summarize(load_rows(PLAN, {}), Finished.read(None))
-
-
-def measured(name: str) -> Block:
-    """Rows of an editor in the tables of measured editors, with the unedited model's."""
-    titles = load_titles(PLAN)
-    ours = [row for row in _summaries() if row["editor"] == name]
-    unedited = next(row for row in _summaries() if row["editor"] == UNEDITED)
-    if not ours:
-        return Block("Not measured on the demo model.")
-    blocks = []
-    for part, columns in COLUMNS.items():
-        shown = [(titles[row["group"]], row) for row in ours if part in row["parts"]]
-        if not shown:
-            continue
-        headings = [heading for heading, _, _ in columns]
-        basis = unedited["parts"][part]["cells"]
-        rows = [["unedited model", *_cells(unedited, part, headings, basis)]]
-        rows += [[title, *_cells(row, part, headings, basis)] for title, row in shown]
-        blocks += [f"{TITLES[part]}:", table(["settings", *headings, "seeds"], rows)]
-    return Block("\n\n".join(blocks))
-
-
-def _cells(row: dict[str, Any], part: str, headings: list[str], basis: dict[str, Any]) -> Iterator[str]:
-    found = row["parts"][part]
-    for heading in headings:
-        yield format_cell(found["cells"].get(heading), basis.get(heading))
-    yield found["seeds"]
-
-
-def measured_tables(_: str) -> Block:
-    """All tables of measured editors."""
-    return Block(render(load_rows(PLAN, {}), load_titles(PLAN), Finished.read(None)))
-
-
 def sources(name: str) -> Block:
     """Parity of an editor, and its papers."""
     facts = FACTS[name]
@@ -163,20 +114,12 @@ def parity_table(_: str) -> Block:
     return Block(table(["editor", "checked against"], rows))
 
 
-def finding(name: str) -> Block:
-    """The tables of a finding."""
-    return Block(findings.tables(name))
-
-
 EDITOR_BLOCKS: dict[str, Callable[[str], Block]] = {
     "editors": editor_table,
     "editor-head": head,
     "settings": settings,
     "training-settings": training_settings,
     "shipped": shipped,
-    "measured": measured,
-    "measured-editors": measured_tables,
     "parity": sources,
-    "finding": finding,
     "parity-table": parity_table,
 }

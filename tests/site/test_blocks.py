@@ -8,6 +8,7 @@ import re
 import pytest
 from blocks import BLOCKS
 from blocks_editors import FACTS
+from blocks_measured import FINDINGS, MEASURED
 from blocks_reference import COLUMNS, PUBLIC
 from generated import filled, marks_of, pages
 from made import KEPT, example, examples
@@ -145,9 +146,9 @@ def test_an_example_of_the_gallery_is_read_from_kept_results(name: str) -> None:
 
 
 def test_kept_results_pass_the_check_and_name_no_folder_of_a_machine() -> None:
-    report = check_results([KEPT])
-    assert report.num_files and not report.problems
-    for path in KEPT.rglob("*.json*"):
+    report = check_results([KEPT, MEASURED, FINDINGS])
+    assert report.num_files > 200 and not report.problems
+    for path in (path for folder in (KEPT, MEASURED, FINDINGS) for path in folder.rglob("*.json*")):
         text = path.read_text(encoding="utf-8")
         assert not re.search(r'"/(?:home|root|tmp|Users)/|pretty_env_info', text), path
 

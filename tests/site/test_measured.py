@@ -1,0 +1,199 @@
+"""The tables of measured numbers: plans are complete, their runs are kept, and each number is that of the kept runs."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import blocks_measured
+import pytest
+from blocks import BLOCKS
+from blocks_measured import FINDINGS, FOUND, GROUPS, HEADINGS, MEASURED, PARTS, PUBLISHED, plan_editors
+from model_shapes import MODELS, model_like
+from paths import ROOT
+
+from edit_hooks.base.registry import EDITORS, load_editor
+from lm_edit.results.files.runs import ResultFile, read_result_files
+from lm_edit.sweeps.checking.checks import check_plan
+from lm_edit.sweeps.checking.tasks import leaf_tasks
+from lm_edit.sweeps.planning.choices import UNEDITED
+from lm_edit.sweeps.planning.plan import find_plan, load_plan
+
+# Settings that name a rule; a run records the texts that it gave, which are not kept.
+SAMPLED = ("context_templates", "calibration")
+# Settings that are newer than kept runs and cannot have changed them -> why.
+NEWER = {
+    "append_eos": "no end token after targets, as before",
+    "shuffle": "False: in the order of the requests, as before",
+    "stream": "the released stream, as before",
+    "trained": "the MLP output projection, as before",
+    "aligned": "without error feedback, as before",
+    "clean_paraphrases": "concerns pools of CounterFact's records; the pool of these runs is built in",
+    "first_position": "the demo model's tokenizer begins every prompt with a start token",
+    "initial_adapters": "None: drawn, as before",
+    "initial_predictor": "None: drawn, as before",
+    "initial_values": "None: drawn, as before",
+    "evk_noise": "None: drawn, as before",
+}
+
+
+@functools.cache
+def kept(folder: Path) -> list[ResultFile]:
+    return read_result_files([folder])
+
+
+def place(args: Any, name: str, seed: object, task: str) -> tuple[Any, ...]:
+    """What tells the results of one task from others of a plan's runs."""
+    stream = [args.get(option) for option in ("num_edits", "edit_batch_size")] if args["mode"] == "sequential" else []
+    return name, args["mode"], *stream, seed, task
+
+
+def planned(path: Path) -> Iterator[tuple[Any, ...]]:
+    for run in check_plan(load_plan(path)).runs:
+        for task in (task for name in run.tasks for task in leaf_tasks(name)):
+            yield place(run.model_args, run.editor, run.model_args.get("seed"), task)
+
+
+def made(folder: Path) -> Iterator[tuple[Any, ...]]:
+    for file in kept(folder):
+        recorded, facts = file.content["config"]["edited_hf"], file.facts
+        seed = None if facts.mode == "none" else facts.seed
+        for task in file.tasks:
+            yield place(recorded, facts.editor_label or facts.editor, seed, task)
+
+
+def test_the_kept_runs_are_those_of_the_plan() -> None:
+    """But for editors that cannot use some edits, and seeds of streams in which nothing is drawn."""
+    wanted, found = set(planned(find_plan("demo_editors"))), list(made(MEASURED))
+    assert set(found) <= wanted and len(found) == len(set(found)) > 1000
+    for name, mode, *_, seed, task in wanted - set(found):
+        cannot = name.startswith("bird") and task.startswith("qaedit")
+        draws_nothing = name == "ultraedit" and mode == "sequential" and seed
+        assert cannot or draws_nothing, (name, mode, seed, task)
+
+
+def test_the_kept_findings_are_runs_of_their_plan() -> None:
+    """Steps of one edit are the default of the plan's streams, which the runs did not name."""
+    wanted = {tuple(part for part in one if part != 1) for one in planned(ROOT / "docs/_data/findings.yaml")}
+    found = {tuple(part for part in one if part is not None or one[1] == "none") for one in made(FINDINGS)}
+    assert found <= wanted and len(found) > 30
+
+
+def test_every_editor_is_planned_or_has_a_reason() -> None:
+    page = (ROOT / "docs/editors/measured.md").read_text(encoding="utf-8")
+    (reasons,) = re.findall(r"^Not measured: .*?\n\n", page + "\n\n", flags=re.DOTALL | re.MULTILINE)
+    measured = {choice.editor for choice in plan_editors().values()} - {UNEDITED}
+    named = set(re.findall(r"`(\w+)`", reasons)) & set(EDITORS) - {"ice", "bird"}  # these explain others
+    assert measured | named == set(EDITORS) and not measured & named
+    for name, choice in plan_editors().items():
+        assert ("shipped" in choice.settings) == name.endswith(PUBLISHED), name
+
+
+def as_recorded(expected: Any, record: Any) -> Any:
+    """The expected settings without nulls, and without those of :data:`NEWER` that a record lacks; also inner ones."""
+    if not isinstance(expected, dict):
+        return expected
+    known = record if isinstance(record, dict) else {}
+    return {
+        name: as_recorded(value, known.get(name))
+        for name, value in expected.items()
+        if value is not None and (name in known or name not in NEWER)
+    }
+
+
+def test_kept_runs_had_the_settings_that_the_editors_have_now() -> None:
+    """A changed default or shipped file makes a row of the table be measured again."""
+    model = model_like(MODELS["gemma-3-270m"])
+    expected = {
+        name: json.dumps(load_editor(choice.editor, dict(choice.settings)).default_config(model).to_dict())
+        for name, choice in plan_editors().items()
+        if not choice.is_unedited
+    }
+    checked = 0
+    for file in kept(MEASURED):
+        if (facts := file.facts).mode == "none":
+            continue
+        record = dict(facts.editor_config)
+        now = as_recorded(json.loads(expected[facts.editor_label or facts.editor]), record)
+        assert without_draws(now) == without_draws(record), file.path
+        checked += 1
+    assert checked > 200
+
+
+def without_draws(config: Any) -> Any:
+    if not isinstance(config, dict):
+        return config
+    return {name: without_draws(one) for name, one in config.items() if name not in (*SAMPLED, "seed")}
+
+
+def means() -> dict[tuple[str, str, str], float]:
+    """(name, edits in the stream, task) -> mean over seeds, computed from the files alone."""
+    seeds: dict[tuple[str, str, str], list[float]] = {}
+    for file in kept(MEASURED):
+        edits = str(file.content["config"]["edited_hf"].get("num_edits", ""))
+        for (task, metric), _ in HEADINGS.items():
+            if task in file.tasks:
+                value = file.tasks[task][f"{metric},none"]
+                seeds.setdefault((file.facts.editor_label or file.facts.editor, edits, task), []).append(value)
+    return {key: fmean(values) for key, values in seeds.items()}
+
+
+def shown_tables(text: str) -> Iterator[tuple[str, str, dict[str, dict[str, str]]]]:
+    """Title, group, and the rows of each table of editors: editor -> heading -> cell."""
+    for title, group, rows in re.findall(r"^(.*); (.*):\n\n((?:\|.*\n?)+)", text, flags=re.MULTILINE):
+        heads, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in rows.splitlines()]
+        yield title, group, {line[0].strip("`"): dict(zip(heads, line, strict=True)) for line in lines}
+
+
+def test_every_number_of_the_tables_is_that_of_the_files() -> None:
+    expected, checked = means(), set()
+    for title, group, rows in shown_tables(BLOCKS["measured-editors"]("").text):
+        (part,) = (part for part, text in PARTS.items() if text == title)
+        (ending,) = (ending for ending, text in GROUPS.items() if text == group)
+        columns = {
+            one: task for (task, _), one in HEADINGS.items() if task.startswith("counterfact") == (part == "200")
+        }
+        assert rows.pop(UNEDITED)["changes"] == "nothing"
+        for editor, cells in rows.items():
+            for heading, task in columns.items():
+                key = (editor + ending, part, task)
+                assert (cells[heading] == "-") == (key not in expected), key
+                if key in expected:
+                    assert float(cells[heading].split(" ")[0]) == pytest.approx(expected[key], abs=0.00501), key
+                    checked.add(key)
+    assert checked == {key for key in expected if key[0] != UNEDITED}
+
+
+def test_another_number_in_a_file_is_another_number_on_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = next(file for file in kept(MEASURED) if file.facts.name.startswith("ice__single"))
+    copied = shutil.copytree(file.path.parent, tmp_path / "results" / file.path.parent.name)
+    content = json.loads((copied / file.path.name).read_text(encoding="utf-8"))
+    content["results"]["bake_es"]["efficacy_prob,none"] = 0.5
+    (copied / file.path.name).write_text(json.dumps(content), encoding="utf-8")
+    monkeypatch.setattr(blocks_measured, "MEASURED", tmp_path)
+    (row,) = blocks_measured.measured_rows.__wrapped__()  # not the kept answer of the other tests
+    assert next(row.cells([key for key in row.row.cells if key.task == "bake_es"])) == "0.50"
+
+
+def test_every_finding_is_on_its_page_with_its_command() -> None:
+    page = (ROOT / "docs/explain/findings.md").read_text(encoding="utf-8")
+    assert re.findall(r"^<!-- generated: finding (\w+) -->$", page, flags=re.MULTILINE) == list(FOUND)
+    shown = "".join(BLOCKS["finding"](name).text for name in FOUND)
+    for file in kept(FINDINGS):
+        for task, columns in file.tasks.items():
+            for name, value in columns.items():
+                metric = name.partition(",")[0]
+                if name.endswith(",none") and not metric.endswith(("_stderr", "_n")):
+                    assert re.search(rf"^\| {task} \| {metric} \|.* {value:.3f}[, ]", shown, flags=re.MULTILINE), metric
+
+
+def test_editors_that_were_not_measured_have_no_table() -> None:
+    assert BLOCKS["measured"]("kn").text == "Not measured on the demo model."
