@@ -24,7 +24,7 @@ from lm_edit.cli.building import (
 )
 from lm_edit.cli.command import Verb
 from lm_edit.cli.editing import edits, importing, stats, trace, training, tune
-from lm_edit.cli.evaluating import compare, figures, judging, leaderboard, results, sweep
+from lm_edit.cli.evaluating import compare, figures, judging, leaderboard, passport, results, sweep
 
 VERBS: dict[str, Verb] = {
     **catalog.VERBS,
@@ -51,6 +51,7 @@ VERBS: dict[str, Verb] = {
     **leaderboard.VERBS,
     **sweep.VERBS,
     **compare.VERBS,
+    **passport.VERBS,
 }
 
 
