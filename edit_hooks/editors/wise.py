@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -44,10 +44,10 @@ from edit_hooks.gradient.labeled_rows import (
     batch_rows,
     target_row,
 )
-from edit_hooks.gradient.map_forward import MAP_ENGINES, KeptActivations, MapActivations, MapForward, map_activations
+from edit_hooks.gradient.map_forward import MAP_ENGINES, MapForward, past_distances
 from edit_hooks.gradient.side_by_side import memory_budget
 from edit_hooks.locate.context_templates import check_templates, num_templates, sample_templates, warn_of_english
-from edit_hooks.memory.replay import PAD, Replay, mean_positive
+from edit_hooks.memory.replay import Replay, mean_positive
 from edit_hooks.memory.schedule import Schedule
 from edit_hooks.memory.side_memory import (
     Decide,
@@ -61,7 +61,7 @@ from edit_hooks.memory.side_memory import (
 )
 from edit_hooks.memory.steps import NUM_BEFORE
 from edit_hooks.memory.unrelated_texts import UNRELATED_TEXTS, draw_texts
-from edit_hooks.modeling.architectures import architecture_of, input_device, is_transposed, unwrapped, weight_of
+from edit_hooks.modeling.architectures import architecture_of, is_transposed, unwrapped, weight_of
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode, tokenizer_chat_context
@@ -285,7 +285,8 @@ def _edit(job: EditJob[WISEConfig], request: EditRequest, bank: MemoryBank, name
     replay = None
     if config.replay:
         bank.past.add([row.ids for row in placed[:-1]])
-        distance = past_distances(model, name, bank.past.rows, config)
+        budget = memory_budget(model) if config.engine == "fast" else 0
+        distance = past_distances(model, name, bank.past.rows, activation_of(model, config), budget)
         draws = random.Random(config.seed + int(request.key[:16], 16))
         replay = Replay(bank.past, config.merge_every, distance, draws)
     result = train(model, name, batch_rows(model, placed), memory, config, replay)
@@ -459,35 +460,6 @@ def _evaluate(
         + mean_positive(config.beta - inside_R)
     )
     return _Losses(nll, margin, distance_R)
-
-
-def past_distances(
-    model: PreTrainedModel, name: str, rows: Sequence[torch.Tensor], config: WISEConfig
-) -> Callable[[int, torch.Tensor], torch.Tensor]:
-    """Distances [R] of the rows of past edits, by their number, under a change.
-
-    What lies above the map does not run. The fast engine runs what lies below it once per past edit that fits into the
-    memory.
-
-    Args:
-        rows: per edit its token ids, padded with :data:`PAD`.
-    """
-    transposed, activation = is_transposed(model.get_submodule(name)), activation_of(model, config)
-    device = input_device(model)
-
-    def compute(number: int) -> MapActivations:
-        ids_RT = rows[number].to(device)
-        return map_activations(model, name, ids_RT.clamp(min=0).long(), (ids_RT != PAD).long())
-
-    activations = KeptActivations(compute, memory_budget(model) if config.engine == "fast" else 0)
-
-    def distance(number: int, change: torch.Tensor) -> torch.Tensor:
-        x_RTF, output_RTD = activations(number)
-        copy_RTD = output_with_delta(x_RTF, output_RTD, change, transposed)
-        shift_RT = activation_shift(output_RTD, copy_RTD, activation)
-        return row_distance(shift_RT, (rows[number] != PAD).to(shift_RT.device))
-
-    return distance
 
 
 def _has_converged(losses: list[float]) -> bool:

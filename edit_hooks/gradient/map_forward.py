@@ -13,16 +13,19 @@ Shapes: R rows, T columns, F and D input and output width of the map, L labels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from edit_hooks.gradient.label_forward import CachedLabelForward, PlainLabelForward
 from edit_hooks.gradient.labeled_rows import LabeledRows
-from edit_hooks.modeling.architectures import decoder_of
+from edit_hooks.memory.replay import PAD
+from edit_hooks.memory.side_memory import activation_shift, output_with_delta, row_distance
+from edit_hooks.modeling.architectures import decoder_of, input_device, is_transposed
 from edit_hooks.modeling.hooks import Registration, hooks, outputs_replaced, stop_after
 
 # Input [R, T, F] and original output [R, T, D] of the map -> output to use, in the dtype of the original one.
@@ -138,3 +141,32 @@ def _record(module: nn.Module, activations: list[MapActivations]) -> Registratio
         activations.append(MapActivations(args[0], output))
 
     return Registration(module, record)
+
+
+def past_distances(
+    model: PreTrainedModel, name: str, rows: Sequence[torch.Tensor], activation: str | None, budget: int
+) -> Callable[[int, torch.Tensor], torch.Tensor]:
+    """Distances [R] of the rows of past edits, by their number, under a change of a linear map.
+
+    What lies above the map does not run.
+
+    Args:
+        rows: per edit its token ids, padded with :data:`PAD`.
+        activation: function after which outputs are compared; ``None``: before any.
+        budget: bytes of what lies below the map that are kept, once per past edit; 0: it runs in every call.
+    """
+    transposed, device = is_transposed(model.get_submodule(name)), input_device(model)
+
+    def compute(number: int) -> MapActivations:
+        ids_RT = rows[number].to(device)
+        return map_activations(model, name, ids_RT.clamp(min=0).long(), (ids_RT != PAD).long())
+
+    activations = KeptActivations(compute, budget)
+
+    def distance(number: int, change: torch.Tensor) -> torch.Tensor:
+        x_RTF, output_RTD = activations(number)
+        copy_RTD = output_with_delta(x_RTF, output_RTD, change, transposed)
+        shift_RT = activation_shift(output_RTD, copy_RTD, activation)
+        return row_distance(shift_RT, (rows[number] != PAD).to(shift_RT.device))
+
+    return distance

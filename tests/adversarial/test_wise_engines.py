@@ -15,6 +15,7 @@ from edit_hooks import Delta
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, EDIT_LAYER, NATURAL_TOKENIZER, NUM_LAYERS
 from edit_hooks.editors import wise
 from edit_hooks.editors.wise import WISEConfig, training_rows
+from edit_hooks.gradient import map_forward
 from edit_hooks.gradient.map_forward import KeptActivations, MapActivations, map_activations
 from edit_hooks.memory.side_memory import MemoryBank
 
@@ -205,7 +206,7 @@ def test_rows_of_past_edits_run_once_per_edit_where_they_fit_into_the_memory(
         calls.append(ids_RT)
         return map_activations(model, name, ids_RT, mask_RT)
 
-    monkeypatch.setattr(wise, "map_activations", counting)
+    monkeypatch.setattr(map_forward, "map_activations", counting)
     monkeypatch.setattr(wise, "memory_budget", lambda model: budget)
     model, tokenizer = tiny_model("llama", dtype=torch.float64), tiny_tokenizer("byte_bpe_bos")
     settings = {**BASE, "num_steps": 6, "replay": True, "save_every": 2, "merge_every": 2}

@@ -9,8 +9,8 @@ import torch
 from hook_edits import EDIT_REQUESTS, SETTINGS, loaded, prompt_distance, stream_of, weight_of
 
 from edit_hooks import Delta, EditingError, EditRequest, load_editor
-from edit_hooks.editors.wise import WISEConfig, past_distances, training_rows
-from edit_hooks.gradient.map_forward import map_activations
+from edit_hooks.editors.wise import WISEConfig, activation_of, training_rows
+from edit_hooks.gradient.map_forward import map_activations, past_distances
 from edit_hooks.memory.replay import PastEdits, Replay, mean_positive
 from edit_hooks.memory.side_memory import Memory, MemoryBank
 
@@ -39,7 +39,8 @@ def test_replay_adds_margins_on_one_merged_edit_and_one_recent_edit():
     past = PastEdits([], [7])  # the eighth replay of a group of one
     past.add(rows)
     past.add([row.ids for row in training_rows(tokenizer, EDIT_REQUESTS[2], WISEConfig(**CONFIG))[:-1]])
-    distance = past_distances(model, one.hook_edit.settings["module"], past.rows, WISEConfig(**CONFIG))
+    activation = activation_of(model, WISEConfig(**CONFIG))
+    distance = past_distances(model, one.hook_edit.settings["module"], past.rows, activation, budget=0)
     loss = Replay(past, 1, distance, random.Random(0)).loss(change.change)
     assert float(loss) == pytest.approx(margins(EDIT_REQUESTS[0])[0] + margins(EDIT_REQUESTS[2])[1], rel=1e-5)
     assert past.turns == [8]
@@ -54,7 +55,7 @@ def test_merged_edits_take_turns_over_the_steps_of_a_stream(monkeypatch):
         seen.append(ids_RT[0][mask_RT[0].bool()].tolist())
         return map_activations(model, name, ids_RT, mask_RT)
 
-    monkeypatch.setattr("edit_hooks.editors.wise.map_activations", spy)
+    monkeypatch.setattr("edit_hooks.gradient.map_forward.map_activations", spy)
     requests = [EditRequest(prompt=f"The river number {n} flows to", target_new="Rome") for n in range(6)]
     settings = {**REPLAYED, "num_steps": 3, "engine": "reference"}  # which runs the rows in every step
     steps = stream_of("wise", model, tokenizer, requests, **settings)
