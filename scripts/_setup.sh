@@ -45,11 +45,11 @@ choose_environment() {
   export VIRTUAL_ENV="$VENV" PATH="$VENV/bin:$PATH"
 }
 
-fingerprint() { # of all that decides what is installed
-  "$VENV/bin/python" - "$ROOT" "$1" "$ROOT/pyproject.toml" "$ROOT/scripts/_setup.sh" ${CONSTRAINTS:+"$CONSTRAINTS"} <<'PY'
+fingerprint() { # of all that decides what is installed, but for the extras
+  "$VENV/bin/python" - "$ROOT" "$ROOT/pyproject.toml" "$ROOT/scripts/_setup.sh" ${CONSTRAINTS:+"$CONSTRAINTS"} <<'PY'
 import hashlib, pathlib, sys
-root, extras, *files = sys.argv[1:]
-parts = [root.encode(), extras.encode(), sys.version.encode(), *(pathlib.Path(file).read_bytes() for file in files)]
+root, *files = sys.argv[1:]
+parts = [root.encode(), sys.version.encode(), *(pathlib.Path(file).read_bytes() for file in files)]
 print(hashlib.sha256(b"\0".join(parts)).hexdigest())
 PY
 }
@@ -125,16 +125,26 @@ install_project() {
   pip_install -e "$ROOT[$1]"
 }
 
+is_set_up() { # EXTRAS FINGERPRINT: an earlier run installed these extras or more
+  local stamp extra
+  for stamp in "$VENV"/.lm-eval-editing-*; do
+    for extra in ${1//,/ }; do
+      case "-${stamp##*/.lm-eval-editing-}-" in *-"$extra"-*) ;; *) continue 2 ;; esac
+    done
+    if [ "$(cat "$stamp" 2>/dev/null)" = "$2" ] && installed_from_here; then return; fi
+  done
+  return 1
+}
+
 set_up() {
-  local stamp want
+  local want
   [ -z "$CONSTRAINTS" ] || [ -f "$CONSTRAINTS" ] || fail "LM_EDIT_CONSTRAINTS names $CONSTRAINTS, which is not a file"
   choose_environment
-  stamp="$VENV/.lm-eval-editing-${1//,/-}"
-  want="$(fingerprint "$1")"
-  if [ "$(cat "$stamp" 2>/dev/null)" = "$want" ] && installed_from_here; then
+  want="$(fingerprint)"
+  if is_set_up "$1" "$want"; then
     say "Environment $VENV is up to date"
     return
   fi
   install_project "$1"
-  printf '%s\n' "$want" >"$stamp"
+  printf '%s\n' "$want" >"$VENV/.lm-eval-editing-${1//,/-}"
 }

@@ -13,6 +13,10 @@ export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 
 failed=()
+types="$(mktemp)"
+trap 'rm -f "$types"' EXIT
+python -m mypy >"$types" 2>&1 & # the slowest check, beside the others
+checker=$!
 say "ruff check"
 python -m ruff check . || failed+=("ruff check")
 say "ruff format"
@@ -20,7 +24,8 @@ python -m ruff format --check . || failed+=("ruff format")
 say "import-linter"
 lint-imports || failed+=(import-linter)
 say "mypy"
-python -m mypy || failed+=(mypy)
+wait "$checker" || failed+=(mypy)
+cat "$types"
 say "pytest"
 # One worker per file: fixtures of a module (a wheel, a loaded model) are made once. In the order of collection: the long
 # files come first.

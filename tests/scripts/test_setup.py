@@ -87,3 +87,20 @@ def test_an_installed_torch_is_kept() -> None:
         code = f'source scripts/_setup.sh; VENV="$V"; has_torch "{requirement}"'
         environ = {**os.environ, "V": str(Path(sys.executable).parents[1])}
         assert (subprocess.run(["bash", "-c", code], cwd=ROOT, env=environ).returncode == 0) == kept
+
+
+@pytest.mark.parametrize(
+    ("asked", "fingerprint", "done"),
+    [
+        ("demo", "now", True),
+        ("test,demo", "now", True),  # in another order, beside another extra
+        ("demo,report", "now", False),
+        ("dem", "now", False),  # not part of a name
+        ("demo", "earlier", False),
+    ],
+)
+def test_fewer_extras_than_are_installed_need_nothing(tmp_path: Path, asked: str, fingerprint: str, done: bool) -> None:
+    (tmp_path / ".lm-eval-editing-demo-leaderboard-test").write_text("now\n")
+    code = f'source scripts/_setup.sh; installed_from_here() {{ true; }}; VENV="$V"; is_set_up {asked} {fingerprint}'
+    environ = {**os.environ, "V": str(tmp_path)}
+    assert (subprocess.run(["bash", "-c", code], cwd=ROOT, env=environ).returncode == 0) == done
