@@ -25,12 +25,10 @@ from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, build_outline
 from edit_hooks.modeling.architectures import TESTED_CLASSES
 
 # Every check on one of the two families that differ most (Conv1D and learned positions; rotary, gated, normalized MLP
-# output), in turns; on the other one all checks but those of the editor's own conduct. On the other families those that
-# depend on the family: editors that share their code for the family stand in for one another, neighbors in the registry
-# take turns, and half of the other pairs have the check that targets get likelier. `-m slow` runs them all.
+# output), in turns; on the other one, and on the other families, those that depend on the family: editors that share
+# their code for the family stand in for one another, neighbors in the registry take turns, and half of the other pairs
+# have the check that targets get likelier. `-m slow` runs them all.
 FULL = ("gpt2", "gemma3_text")
-OWN_CONDUCT = ("interrupt", "foreign_model", "seed", "repeat", "gradients_off", "training_mode", "errors")
-OTHER_CHECKS = tuple(check.name for check in CHECKS if check.name not in OWN_CONDUCT)
 FAMILY_CHECKS = ("restore", "effect", "target", "rows")
 EDIT_CHECKS = ("target",)
 NUM_TURNS = 6
@@ -90,8 +88,6 @@ def assert_passes(editor, model_type, checks=None):
 def test_contract(editor, model_type):
     if (editor, model_type) in IN_TURNS:
         assert_passes(editor, model_type)
-    elif model_type in FULL:
-        assert_passes(editor, model_type, OTHER_CHECKS)
     else:
         assert_passes(editor, model_type, EDIT_CHECKS if (editor, model_type) in SHORTENED else FAMILY_CHECKS)
 
@@ -104,9 +100,9 @@ def test_contract_of_the_family(editor, model_type):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("editor", EDITORS)
-def test_conduct_on_the_other_family(editor):
+def test_every_check_on_the_other_family(editor):
     (model_type,) = [name for name in FULL if (editor, name) not in IN_TURNS]
-    assert_passes(editor, model_type, OWN_CONDUCT)
+    assert_passes(editor, model_type)
 
 
 @pytest.mark.parametrize(("editor", "model_type", "dtype", "limit"), HALF_PRECISION)

@@ -34,7 +34,13 @@ def spread_model() -> Any:
     return model
 
 
-@pytest.mark.parametrize(("editor", "more"), [*((name, {}) for name in EDITORS), ("lora", {"kind": "adalora"})])
+# Every second editor of the registry, whose neighbors share code; `-m slow` runs the others.
+EACH = [
+    pytest.param(name, {}, marks=[pytest.mark.slow] if row % 2 else [], id=name) for row, name in enumerate(EDITORS)
+]
+
+
+@pytest.mark.parametrize(("editor", "more"), [*EACH, pytest.param("lora", {"kind": "adalora"}, id="adalora")])
 def test_edits_are_those_of_one_device(editor, more):
     subject = Subject(editor, "llama")
     expected = edits(subject, subject.model, more)
