@@ -27,9 +27,9 @@ class KeptModel:
 
     def find(self, key: str) -> Any:
         """The model loaded with this key, or ``None``; another one is dropped, so that both never are in memory."""
-        if self._key != key:
+        if self._model is not None and self._key != key:
             self._key = self._model = None
-            gc.collect()
+            gc.collect()  # takes up to a second: not if there is nothing to free
         return self._model
 
     def put(self, key: str, model: Any) -> None:
