@@ -95,12 +95,21 @@ def api(package: str) -> Block:
     for name in names:
         value = getattr(importlib.import_module(package), name)
         if isinstance(value, type):
-            lines += [f".. autoclass:: {name}", "   :members:", "   :show-inheritance:", ""]
+            lines += [f".. autoclass:: {name}", "   :members:", *_inherited(value), "   :show-inheritance:", ""]
         elif callable(value):
             lines += [f".. autofunction:: {name}", ""]
         else:
             lines += [f".. py:data:: {name}", f"   :type: {type(value).__name__}", ""]
     return Block("\n".join([*lines, "```"]))
+
+
+def _inherited(cls: type) -> list[str]:
+    """The option that shows what a class has of bases without an entry of their own, as the settings of an editor."""
+    shown = {name for package in PUBLIC for name in importlib.import_module(package).__all__}
+    bases = cls.__mro__[1:]
+    own = [base for base in bases if base.__module__.partition(".")[0] in PUBLIC and base.__name__ not in shown]
+    others = [base.__name__ for base in bases if base not in own and base is not object]
+    return [f"   :inherited-members: {', '.join([*others, 'object'])}"] if own else []
 
 
 REFERENCE_BLOCKS: dict[str, Callable[[str], Block]] = {

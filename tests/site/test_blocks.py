@@ -118,6 +118,15 @@ def test_every_column_has_one_entry(which: str) -> None:
     assert named("columns", which) == list(COLUMNS[which])
 
 
+def test_the_api_shows_what_an_editor_has_of_a_base_without_an_entry() -> None:
+    """Its settings; of bases with an entry, and of other libraries, nothing is repeated."""
+    (options,) = re.findall(
+        r"^\.\. autoclass:: Editor\n((?:   :.*\n)+)", BLOCKS["api"]("edit_hooks").text, re.MULTILINE
+    )
+    assert ":inherited-members: ABC, Generic, object" in options
+    assert BLOCKS["api"]("edit_hooks").text.count(":inherited-members:") == 1
+
+
 def test_every_plan_family_figure_and_word_is_shown_once() -> None:
     sections = re.findall(r"^### (\w+)$", BLOCKS["plans"]("").text, flags=re.MULTILINE)
     assert sections == list(shipped_plans())
