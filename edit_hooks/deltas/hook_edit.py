@@ -26,7 +26,7 @@ from transformers.pytorch_utils import Conv1D
 
 from edit_hooks.deltas.forward_context import ForwardContext
 from edit_hooks.deltas.schema import Record, Schema, check_numeric, text
-from edit_hooks.modeling.architectures import edited_module, head_of, linear_of, map_shape, unwrapped
+from edit_hooks.modeling.architectures import edited_module, head_of, linear_of, map_shape, unwrapped, weight_of
 from edit_hooks.modeling.forward.kv_cache import CACHE_NAMES
 from edit_hooks.modeling.hooks import Registration, hooks
 from edit_hooks.utils.errors import EditingError, first_line
@@ -282,6 +282,18 @@ def _registered_kinds() -> dict[str, str]:
 def target_module(model: nn.Module, hook_edit: HookEdit) -> nn.Module:
     """The hooked module of an edit."""
     return edited_module(model, hook_edit.settings["module"])
+
+
+def on_target(model: nn.Module, hook_edit: HookEdit) -> dict[str, torch.Tensor]:
+    """The tensors of an edit on the device of the hooked module's weight."""
+    device = weight_of(target_module(model, hook_edit)).device
+    return {name: tensor.to(device) for name, tensor in hook_edit.tensors.items()}
+
+
+def check_table(model: nn.Module, hook_edit: HookEdit, outputs: str) -> None:
+    """Raise EditingError if the hooked module has other widths than ``keys`` and the outputs beside them."""
+    width_out, width_in = (hook_edit.tensors[name].shape[1] for name in (outputs, "keys"))
+    check_width(target_module(model, hook_edit), hook_edit.settings["module"], width_out, width_in)
 
 
 def check_width(module: nn.Module, name: str, width_out: int, width_in: int) -> None:

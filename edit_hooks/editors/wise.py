@@ -46,7 +46,7 @@ from edit_hooks.gradient.labeled_rows import (
 )
 from edit_hooks.gradient.map_forward import MAP_ENGINES, MapForward, past_distances
 from edit_hooks.gradient.side_by_side import memory_budget
-from edit_hooks.locate.context_templates import check_templates, num_templates, sample_templates, warn_of_english
+from edit_hooks.locate.context_templates import check_templates, num_templates, resolved_templates, warn_of_english
 from edit_hooks.memory.replay import Replay, mean_positive
 from edit_hooks.memory.schedule import Schedule
 from edit_hooks.memory.side_memory import (
@@ -224,10 +224,8 @@ class WISE(Editor[WISEConfig]):
     def fill_sampled_settings(
         self, config: WISEConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     ) -> WISEConfig:
-        if isinstance(config.context_templates, str):
-            texts = sample_templates(model, tokenizer, config.context_templates, config.seed)
-            config = dataclasses.replace(config, context_templates=texts)
-        return config
+        texts = resolved_templates(config.context_templates, model, tokenizer, config.seed)
+        return dataclasses.replace(config, context_templates=texts)
 
     def drawn_settings(self, model: nn.Module) -> dict[str, Any]:
         file = self.overrides.get("loc_prompts")

@@ -93,6 +93,13 @@ def warn_of_english(templates: Sequence[str], requests: Iterable[EditRequest], e
         warn_of_english_rule(log, f"the context templates of {editor}", prompts, remedy)
 
 
+def resolved_templates(
+    templates: list[str] | str, model: nn.Module, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> list[str]:
+    """The templates of a setting ``context_templates``: as given, or those of a set that the model samples."""
+    return sample_templates(model, tokenizer, templates, seed) if isinstance(templates, str) else templates
+
+
 def sample_templates(model: nn.Module, tokenizer: PreTrainedTokenizerBase, name: str, seed: int) -> list[str]:
     """Sample a named template set.
 

@@ -29,7 +29,7 @@ from edit_hooks.locate.context_templates import (
     BARE_SET,
     check_templates,
     num_templates,
-    sample_templates,
+    resolved_templates,
     warn_of_english,
 )
 from edit_hooks.locate.values.evk_align import EVKAlignConfig, evk_term, log_noise
@@ -147,10 +147,8 @@ class ValueEditor(Editor[ValueEditConfigT]):
     def fill_sampled_settings(
         self, config: ValueEditConfigT, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     ) -> ValueEditConfigT:
-        if isinstance(config.context_templates, str):
-            texts = sample_templates(model, tokenizer, config.context_templates, config.seed)
-            config = dataclasses.replace(config, context_templates=texts)
-        return config
+        texts = resolved_templates(config.context_templates, model, tokenizer, config.seed)
+        return dataclasses.replace(config, context_templates=texts)
 
     def known_contexts(self, model: PreTrainedModel | None = None) -> Sequence[str]:
         resolved = None if model is None else self._resolved.get(model)

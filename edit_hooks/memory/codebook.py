@@ -18,10 +18,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from edit_hooks.deltas.forward_context import ForwardContext
-from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_width, target_module
+from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_table, on_target
 from edit_hooks.deltas.schema import Record, Schema, Tensor, list_of, one_of, require_distinct, same_length, text, whole
 from edit_hooks.memory.steps import STEP_NUMBERS, settings_of_sum
-from edit_hooks.modeling.architectures import weight_of
 from edit_hooks.modeling.tensors import in_widest_type
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.settings.numbers import NON_NEGATIVE
@@ -107,10 +106,7 @@ class CodebookHooks(HookKind):
 
     def __init__(self, model: nn.Module, edits: Sequence[HookEdit], edit_of_row: torch.Tensor | None = None) -> None:
         super().__init__(model, edits, edit_of_row)
-        self._codebooks = []
-        for edit in edits:
-            device = weight_of(target_module(model, edit)).device
-            self._codebooks.append({name: tensor.to(device) for name, tensor in edit.tensors.items()})
+        self._codebooks = [on_target(model, edit) for edit in edits]
         self._entry_R: torch.Tensor | None = None  # entry of each row, looked up at prefill
 
     @classmethod
@@ -123,9 +119,7 @@ class CodebookHooks(HookKind):
 
     @classmethod
     def check(cls, model: nn.Module, hook_edit: HookEdit) -> None:
-        tensors = hook_edit.tensors
-        module = target_module(model, hook_edit)
-        check_width(module, hook_edit.settings["module"], tensors["values"].shape[1], tensors["keys"].shape[1])
+        check_table(model, hook_edit, "values")
 
     @classmethod
     def combine(cls, steps: Sequence[HookEdit]) -> HookEdit:

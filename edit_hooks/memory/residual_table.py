@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_width, target_module
+from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_table, on_target
 from edit_hooks.deltas.schema import (
     Record,
     Schema,
@@ -28,7 +28,6 @@ from edit_hooks.deltas.schema import (
     whole,
 )
 from edit_hooks.memory.steps import STEP_NUMBERS, settings_of_sum
-from edit_hooks.modeling.architectures import weight_of
 from edit_hooks.modeling.tensors import in_widest_type
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.settings.numbers import COSINE, NON_NEGATIVE
@@ -62,10 +61,7 @@ class ResidualTableHooks(HookKind):
 
     def __init__(self, model: nn.Module, edits: Sequence[HookEdit], edit_of_row: torch.Tensor | None = None) -> None:
         super().__init__(model, edits, edit_of_row)
-        self._tables = []
-        for edit in edits:
-            device = weight_of(target_module(model, edit)).device
-            self._tables.append({name: edit.tensors[name].to(device) for name in ("keys", "residuals")})
+        self._tables = [on_target(model, edit) for edit in edits]
 
     @classmethod
     def check_content(cls, hook_edit: HookEdit) -> None:
@@ -79,9 +75,7 @@ class ResidualTableHooks(HookKind):
 
     @classmethod
     def check(cls, model: nn.Module, hook_edit: HookEdit) -> None:
-        tensors = hook_edit.tensors
-        module = target_module(model, hook_edit)
-        check_width(module, hook_edit.settings["module"], tensors["residuals"].shape[1], tensors["keys"].shape[1])
+        check_table(model, hook_edit, "residuals")
 
     @classmethod
     def combine(cls, steps: Sequence[HookEdit]) -> HookEdit:

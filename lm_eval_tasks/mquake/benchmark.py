@@ -141,20 +141,13 @@ def count_odd(cases: Sequence[MultiHopCase]) -> dict[str, int]:
 
 
 def _original(name: str) -> UrlFile:
-    """A file of the release, pinned by its commit; its digest is not known."""
-    return UrlFile(
-        url=f"https://raw.githubusercontent.com/{REPOSITORY}/{COMMIT}/datasets/MQuAKE-{name}.json", sha256=None
-    )
+    """A file of the release, whose digest is not known."""
+    return UrlFile.at_commit(REPOSITORY, COMMIT, f"datasets/MQuAKE-{name}.json")
 
 
 def _remastered(name: str) -> UrlFile:
-    return UrlFile(
-        url=(
-            "https://raw.githubusercontent.com/henryzhongsc/MQuAKE-Remastered/59eb58c35deb267bb796fc9883d37f8070f6faf2/"
-            f"datasets/MQuAKE-Remastered-{name}.json"
-        ),
-        sha256=None,
-    )
+    path = f"datasets/MQuAKE-Remastered-{name}.json"
+    return UrlFile.at_commit("henryzhongsc/MQuAKE-Remastered", "59eb58c35deb267bb796fc9883d37f8070f6faf2", path)
 
 
 SETS = {

@@ -131,14 +131,9 @@ def count_odd(cases: Sequence[RippleCase]) -> dict[str, int]:
 
 
 def _published(subset: str) -> UrlFile:
-    """A file of the release, pinned by its commit; its digest is not known."""
-    return UrlFile(
-        url=(
-            "https://raw.githubusercontent.com/edenbiran/RippleEdits/54f3b88af4895a3aacb580ec63ce7ae857185040/"
-            f"data/benchmark/{subset}.json"
-        ),
-        sha256=None,
-    )
+    """A file of the release, whose digest is not known."""
+    commit = "54f3b88af4895a3aacb580ec63ce7ae857185040"
+    return UrlFile.at_commit("edenbiran/RippleEdits", commit, f"data/benchmark/{subset}.json")
 
 
 SETS = {subset: _published(subset) for subset in ("popular", "random", "recent")}

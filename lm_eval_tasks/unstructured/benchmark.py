@@ -121,11 +121,9 @@ UNKE_BENCH = Benchmark(
 
 
 def _akew(name: str) -> UrlFile:
-    """A file of the release, pinned by its commit; the digests of two of them are not known."""
-    return UrlFile(
-        url=f"https://raw.githubusercontent.com/BobXWu/AKEW/75fdc23f63cc06673bf75e3e39b12597ce18fec7/datasets/{name}.json",
-        sha256=AKEW_DIGESTS.get(name),
-    )
+    """A file of the release; the digests of two of them are not known."""
+    commit, path = "75fdc23f63cc06673bf75e3e39b12597ce18fec7", f"datasets/{name}.json"
+    return UrlFile.at_commit("BobXWu/AKEW", commit, path, AKEW_DIGESTS.get(name))
 
 
 AKEW_DIGESTS = {"MQuAKE-CF": "8469d4a0b8a4ff4168de987576e7ecea4754202627cd3ab3181339ffc411ddc5"}

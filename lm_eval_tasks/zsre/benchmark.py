@@ -161,13 +161,11 @@ ZSRE = Benchmark(
     source=_source(
         "ZsRE (counterfactual)",
         "mini.jsonl",
-        # At a commit, so that the content is fixed; its digest is in no source that we could read.
-        UrlFile(
-            url=(
-                "https://raw.githubusercontent.com/WanliYoung/Revisit-Editing-Evaluation/"
-                "61ccca3c1ecdb3976c9c0924e9352f3e64cc7d48/data/zsre_eval_10000.json"
-            ),
-            sha256=None,
+        # Its digest is in no source that we could read.
+        UrlFile.at_commit(
+            "WanliYoung/Revisit-Editing-Evaluation",
+            "61ccca3c1ecdb3976c9c0924e9352f3e64cc7d48",
+            "data/zsre_eval_10000.json",
         ),
         "zsre_eval_10000.json",
         "zsre_mend_eval.json",

@@ -91,6 +91,11 @@ class UrlFile:
         if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
             raise EditingError(f"sha256={self.sha256!r} is no SHA-256; 64 hexadecimal digits in lower case are needed.")
 
+    @classmethod
+    def at_commit(cls, repository: str, commit: str, path: str, sha256: str | None = None) -> UrlFile:
+        """A file of a GitHub repository at a commit, so that its content is fixed; its digest need not be known."""
+        return cls(url=f"{HOST}/{repository}/{commit}/{path}", sha256=sha256)
+
     @property
     def name(self) -> str:
         """File name without folders."""

@@ -23,6 +23,7 @@ from lm_eval_tasks.common.scoring import primitives as scoring
 
 Measure: TypeAlias = Callable[[], Any]
 ItemT = TypeVar("ItemT")
+AnswerT = TypeVar("AnswerT", ScoredContinuation, GeneratedText)
 
 
 class Unscored(Exception):
@@ -208,18 +209,24 @@ def _require_answer(answer: Answer | None, *, unedited: bool = False) -> Answer 
     return answer
 
 
+def _of_kind(answer: Answer | None, kind: type[AnswerT], name: str, unedited: bool) -> AnswerT:
+    """The answer of the edited or the unedited model, if it is of a kind; raises the reason of another or none."""
+    answer = _require_answer(answer, unedited=unedited)
+    if not isinstance(answer, kind):
+        raise Unscored(f"the metric needs a {name}, but the answer is a {type(answer).__name__}")
+    if not unedited:
+        return answer
+    if answer.unedited is None:
+        raise Unscored(NEEDS_EDITED_HF.format(missing="the unedited model's answers"))
+    return answer.unedited
+
+
 def scored_continuation(answer: Answer | None, *, unedited: bool = False) -> ScoredContinuation:
     """The log-likelihood answer of the edited or the unedited model.
 
     Raises Unscored if it is absent or not finite.
     """
-    answer = _require_answer(answer, unedited=unedited)
-    if not isinstance(answer, ScoredContinuation):
-        raise Unscored(f"the metric needs a likelihood, but the answer is a {type(answer).__name__}")
-    if unedited:
-        if answer.unedited is None:
-            raise Unscored(NEEDS_EDITED_HF.format(missing="the unedited model's answers"))
-        answer = answer.unedited
+    answer = _of_kind(answer, ScoredContinuation, "likelihood", unedited)
     if reason := why_no_answer(answer):
         raise Failed(reason)
     if not math.isfinite(answer.logprob):
@@ -229,13 +236,7 @@ def scored_continuation(answer: Answer | None, *, unedited: bool = False) -> Sco
 
 def generated_text(answer: Answer | None, *, unedited: bool = False) -> GeneratedText:
     """The generation of the edited or the unedited model; Unscored if absent, unfinished or not finite."""
-    answer = _require_answer(answer, unedited=unedited)
-    if not isinstance(answer, GeneratedText):
-        raise Unscored(f"the metric needs a generation, but the answer is a {type(answer).__name__}")
-    if unedited:
-        if answer.unedited is None:
-            raise Unscored(NEEDS_EDITED_HF.format(missing="the unedited model's answers"))
-        answer = answer.unedited
+    answer = _of_kind(answer, GeneratedText, "generation", unedited)
     if reason := why_no_answer(answer):
         raise (Unscored if unedited else Failed)(reason)
     return answer
