@@ -20,6 +20,7 @@ from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import Editor
 from edit_hooks.base.job import EditJob
 from edit_hooks.base.origin import SettingsOrigin
+from edit_hooks.base.wrapping.wrapper import EditorOnBase
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.progress import Progress
@@ -33,19 +34,18 @@ class CombinedConfig(EditorConfig):
     context_settings: dict[str, Any] = config_field("settings of the context's editor", default_factory=dict)
 
 
-class EditorWithContext(Editor[CombinedConfig]):
+class EditorWithContext(EditorOnBase[CombinedConfig]):
     """An editor with the contexts of another one; capabilities are those of the first."""
 
     config_class = CombinedConfig
 
     def __init__(self, base: Editor[Any], context: Editor[Any]) -> None:
         super().__init__()
-        self.base, self.context = base, context
+        self._use(base)
+        self.context = context
         self.name = f"{base.name}+{context.name}"
-        self.needs_subject, self.supports_joint = base.needs_subject, base.supports_joint
         self.reads_past_updates = base.reads_past_updates
         self.writes = (*base.writes, *context.writes)
-        self.edits_quantized = base.edits_quantized
 
     @property
     def source_modules(self) -> tuple[str, ...]:
@@ -84,28 +84,17 @@ class EditorWithContext(Editor[CombinedConfig]):
     def check_model(self, model: nn.Module) -> None:
         self.base.check_model(model)
 
-    def known_contexts(self, model: PreTrainedModel | None = None) -> Sequence[str]:
-        return self.base.known_contexts(model)
-
     def check_request(
         self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None
     ) -> None:
-        self.base.check_request(tokenizer, request, model)
+        super().check_request(tokenizer, request, model)
         self.context.check_request(tokenizer, request, model)
 
     def num_tokens_past_target(self) -> int:
         return self.base.num_tokens_past_target()
 
-    def other_lengths(
-        self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None
-    ) -> Mapping[str, int]:
-        return self.base.other_lengths(tokenizer, request, model)
-
     def condensed(self, model: nn.Module, history: Sequence[Delta]) -> list[Delta]:
         return self.base.condensed(model, history)
-
-    def most_state_bytes(self, model: nn.Module) -> int | None:
-        return self.base.most_state_bytes(model)
 
     def edit(
         self,

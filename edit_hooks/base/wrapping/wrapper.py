@@ -1,4 +1,4 @@
-"""Base class of editors that post-process the updates of another editor."""
+"""Base classes of editors that wrap another editor, above all of those that post-process its updates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import Editor
 from edit_hooks.base.footprint import Footprint, dense_bytes
-from edit_hooks.base.job import EditJob
+from edit_hooks.base.job import ConfigT, EditJob
 from edit_hooks.base.origin import SettingsOrigin
 from edit_hooks.base.registry import editor_class
 from edit_hooks.base.shipped import find_shipped
@@ -40,7 +40,34 @@ class WrapperConfig(EditorConfig):
 WrapperConfigT = TypeVar("WrapperConfigT", bound=WrapperConfig)
 
 
-class PostProcessingEditor(Editor[WrapperConfigT]):
+class EditorOnBase(Editor[ConfigT]):
+    """An editor that has another one, ``base``, whose capabilities and answers are its own where it adds nothing."""
+
+    base: Editor[Any]
+
+    def _use(self, base: Editor[Any]) -> None:
+        self.base = base
+        self.needs_subject, self.supports_joint = base.needs_subject, base.supports_joint
+        self.edits_quantized = base.edits_quantized
+
+    def known_contexts(self, model: PreTrainedModel | None = None) -> Sequence[str]:
+        return self.base.known_contexts(model)
+
+    def check_request(
+        self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None
+    ) -> None:
+        self.base.check_request(tokenizer, request, model)
+
+    def other_lengths(
+        self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None
+    ) -> Mapping[str, int]:
+        return self.base.other_lengths(tokenizer, request, model)
+
+    def most_state_bytes(self, model: nn.Module) -> int | None:
+        return self.base.most_state_bytes(model)
+
+
+class PostProcessingEditor(EditorOnBase[WrapperConfigT]):
     """Base of post-processing editors, with the capabilities of the wrapped editor."""
 
     def __init__(self, overrides: Mapping[str, Any] | None = None) -> None:
@@ -54,10 +81,7 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
                 f"base={config.base!r} changes {' and '.join(base_class.writes)}; an editor of weights is needed."
             )
         shared = {name: self.overrides[name] for name in SHARED_SETTINGS if name in self.overrides}
-        self.base = base_class({**config.base_settings, **shared})
-        self.supports_joint = self.base.supports_joint
-        self.needs_subject = self.base.needs_subject
-        self.edits_quantized = self.base.edits_quantized
+        self._use(base_class({**config.base_settings, **shared}))
 
     @property
     def source_modules(self) -> tuple[str, ...]:
@@ -115,24 +139,8 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
         largest = max(dense_bytes(model, [name]) for name in self.target_modules(config, model))
         return dataclasses.replace(footprint, solve=max(footprint.solve, DENSE_AT_ONCE * largest))
 
-    def known_contexts(self, model: PreTrainedModel | None = None) -> Sequence[str]:
-        return self.base.known_contexts(model)
-
-    def check_request(
-        self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None
-    ) -> None:
-        self.base.check_request(tokenizer, request, model)
-
     def num_tokens_past_target(self) -> int:
         return max(super().num_tokens_past_target(), self.base.num_tokens_past_target())
-
-    def other_lengths(
-        self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None
-    ) -> Mapping[str, int]:
-        return self.base.other_lengths(tokenizer, request, model)
-
-    def most_state_bytes(self, model: nn.Module) -> int | None:
-        return self.base.most_state_bytes(model)
 
     def base_edits(self, job: EditJob[WrapperConfigT], history: Sequence[Delta] | None = None) -> list[Delta]:
         """Compute the base editor's deltas for the same job.
