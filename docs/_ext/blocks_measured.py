@@ -2,13 +2,15 @@
 
 ``docs/_data/measured`` has the runs of the shipped plan ``demo_editors``, ``docs/_data/findings`` those of
 ``docs/_data/findings.yaml``; both are results repositories without the scores of single cases.
+``docs/_data/passports`` has files of ``lm-edit passport``.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from block import ROOT, Block, table
 
@@ -36,6 +38,7 @@ HEADINGS = {
     ("counterfact_flat_ls", "neighborhood_prob"): "LS",
 }
 METRICS = {heading: metric for (_, metric), heading in HEADINGS.items()}
+PASSPORTS = ROOT / "docs/_data/passports"
 SINGLE = ""
 PARTS = {  # number of edits in a stream -> title
     SINGLE: "Single edits, each on the unedited model",
@@ -194,9 +197,48 @@ def finding(name: str) -> Block:
     return Block("\n".join([*markdown_table(shown.rows), "", notes, "", "```bash", command, "```"]))
 
 
+@functools.cache
+def kept_passports() -> dict[str, dict[str, Any]]:
+    """Editor -> its passport."""
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(PASSPORTS.glob("*.json"))}
+
+
+def passports(_: str) -> Block:
+    """The kept passports side by side: a row per score, a cell per editor; before an arrow what it is compared with."""
+    kept = kept_passports()
+    rows: dict[tuple[str, str, str], dict[str, str]] = {}
+    for editor, passport in kept.items():
+        for part in passport["parts"]:
+            if part["unscored"]:
+                rows.setdefault((part["name"], "", ""), {})[editor] = "unscored"
+            for score in part["scores"]:
+                rows.setdefault((part["name"], score["task"] or "", score["name"]), {})[editor] = _passport_cell(score)
+    lines = [
+        [part, f"`{task} {name}`".replace("` ", "`") if name else "", *(cells.get(editor, "-") for editor in kept)]
+        for (part, task, name), cells in rows.items()
+    ]
+    reasons = {
+        f"- `{part['name']}`: {escape_cell(part['unscored'])}"
+        for passport in kept.values()
+        for part in passport["parts"]
+        if part["unscored"]
+    }
+    heads = ["part", "score", *(f"`{editor}`" for editor in kept)]
+    return Block("\n".join([table(heads, lines), "", "Unscored:", "", *sorted(reasons)]))
+
+
+def _passport_cell(score: dict[str, Any]) -> str:
+    if score["value"] is None:
+        return "unscored"
+    before = "" if score["before"] is None else f"{score['before']:.3g} → "
+    interval = "" if score["interval"] is None else " ({:.2f}-{:.2f})".format(*score["interval"])
+    return f"{before}{score['value']:.3g}{interval}"
+
+
 MEASURED_BLOCKS: dict[str, Callable[[str], Block]] = {
     "measured": measured,
     "measured-editors": measured_tables,
     "finding": finding,
     "headline": headline,
+    "passports": passports,
 }

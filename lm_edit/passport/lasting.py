@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,11 +16,10 @@ from transformers import PreTrainedTokenizerBase
 from edit_hooks.base.registry import load_editor
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.saving.saved import load_edit
+from edit_hooks.deltas.saving.saved import LoadedEdit
 from edit_hooks.edit_report import LOSSES
 from edit_hooks.inference.effects.neutral_prompts import NeutralPrompts, verdict
 from edit_hooks.modeling.architectures import architecture_of, linear_of, num_layers, unwrapped
-from edit_hooks.modeling.fingerprint.identity import ModelIdentity
 from edit_hooks.modeling.weights import PLAIN_FORWARDS, has_quantized_weights
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
@@ -163,23 +161,18 @@ def round_nf4(weight: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def merged(model: nn.Module, other: str | Path, identity: ModelIdentity) -> Iterator[dict[str, Any]]:
+def merged(model: nn.Module, other: LoadedEdit) -> Iterator[dict[str, Any]]:
     """The model as it is now with another adapter or saved edit added to its weights; yields what was added.
 
-    Args:
-        identity: of the unedited model.
-
     Raises:
-        EditingError: for an edit of other weights, or one that is not in the weights.
+        EditingError: for one that is not in the weights.
     """
-    loaded = load_edit(other, model, identity)
-    require_weights(loaded.delta, "the edit of --merge-with")
-    with edited(model, loaded.delta):
+    require_weights(other.delta, "the edit of --merge-with")
+    with edited(model, other.delta):
         yield {
-            "merged_with": Path(other).name,
-            "checksum": loaded.delta.checksum(),
-            "parameters": len(loaded.delta.parameter_names),
-            "differences": list(loaded.differences),
+            "checksum": other.delta.checksum(),
+            "parameters": len(other.delta.parameter_names),
+            "differences": list(other.differences),
         }
 
 

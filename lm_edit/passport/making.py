@@ -23,7 +23,7 @@ from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.request import statement_of
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.storage.files import read_text, user_path
+from edit_hooks.utils.storage.files import names_file, read_text, user_path
 from lm_edit.passport.asking import Asking, TaskColumn, mean_score
 from lm_edit.passport.facts import EditFacts, read_facts
 from lm_edit.passport.lasting import embedded_texts, merged, quantized, require_weights, trained
@@ -126,7 +126,7 @@ def make_passport(
     return Passport(
         edit=maker.describe_edit(),
         model={
-            "name": DEMO_NAME if lm.is_demo else str(lm.pretrained),
+            "name": DEMO_NAME if lm.is_demo else _shared_name(str(lm.pretrained)),
             "type": lm.config.model_type,
             "dtype": str(lm.model.dtype),
             "device": str(lm.device),
@@ -146,6 +146,11 @@ def make_passport(
     )
 
 
+def _shared_name(pretrained: str) -> str:
+    """Hub id of a model, or the name of its folder: passports are passed on."""
+    return Path(pretrained).name if names_file(pretrained) or Path(pretrained).exists() else pretrained
+
+
 class _Maker:
     """The model, the edit and its facts, and a method per part.
 
@@ -160,6 +165,8 @@ class _Maker:
         self.lm, self.edit, self.options, self.texts = lm, user_path(edit, "saved edit"), options, texts
         self.delta: Delta = load_edit(self.edit, lm.model, lm.identity).delta
         self.saved = requests_of(self.delta)
+        other = options.merge_with
+        self.other = None if other is None else load_edit(user_path(other, "saved edit"), lm.model, lm.identity)
         settings = lm.options.data_settings(lm.is_demo)
         self.facts: EditFacts = read_facts(self.saved, options.facts, settings, options.limit)
         self.file = folder / "facts.jsonl"
@@ -278,9 +285,9 @@ class _Maker:
         return self._after("quantized", lambda: quantized(self.lm.model))
 
     def _merged(self) -> Part:
-        if (other := self.options.merge_with) is None:
+        if (other := self.other) is None:
             return self._part("merged", unscored="no other adapter was named (--merge-with)")
-        return self._after("merged", lambda: merged(self.lm.model, other, self.lm.identity))
+        return self._after("merged", lambda: merged(self.lm.model, other))
 
     def _after(self, name: str, change: Callable[[], contextlib.AbstractContextManager[dict[str, Any]]]) -> Part:
         """The same questions before and after a change of the edited model."""

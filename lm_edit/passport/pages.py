@@ -51,12 +51,13 @@ def _summary(passport: Passport) -> Iterator[tuple[str, str]]:
     """What was measured on what: pairs of a name and a text."""
     edit, model, facts = passport.edit, passport.model, passport.facts
     yield "editor", str(edit["editor"] or "unknown")
-    yield "changes", f"{', '.join(edit['writes']) or 'nothing'} ({edit['parameters']} parameters)"
+    yield "changes", f"{', '.join(edit['writes']) or 'nothing'} (parameters changed: {edit['parameters']})"
     yield "model", f"{model['name']} ({model['type']}, {model['dtype']}, on {model['device']})"
     lost = f", {facts['requests_not_in_source']} of the edit's not in it" if facts["requests_not_in_source"] else ""
     yield "facts", f"{facts['asked']} asked, from {facts['source']} ({facts['facts']} facts{lost})"
     yield "checksum", str(edit["checksum"])
-    yield "settings", ", ".join(f"{name} {value}" for name, value in passport.settings.items() if name != "parts")
+    given = {name: value for name, value in passport.settings.items() if name != "parts" and value is not None}
+    yield "settings", ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in given.items())
     yield "versions", ", ".join(f"{name} {value}" for name, value in passport.versions.items())
     yield "made", f"{passport.date}, in {passport.seconds:.0f} s"
 

@@ -53,6 +53,7 @@ def recover_subjects(
     Raises:
         EditingError: for edits without a weight of a map, and too few candidates.
     """
+    parameter = _largest_update(delta, unwrapped(model))
     subjects = list(dict.fromkeys(subjects))
     others = [name for name in dict.fromkeys(others) if name not in subjects][: MAX_CANDIDATES - len(subjects)]
     if not subjects:
@@ -62,7 +63,6 @@ def recover_subjects(
             f"{len(others)} names besides the edit's subjects to tell them from, at least {MIN_OTHERS} are needed; "
             "give a source with more facts (--facts)."
         )
-    parameter = _largest_update(delta, unwrapped(model))
     if len(subjects) > MAX_DIRECTIONS:
         raise EditingError(f"the edit has {len(subjects)} subjects; at most {MAX_DIRECTIONS} are told apart.")
     rows_KF = _row_space(delta, parameter, unwrapped(model), len(subjects), seed)

@@ -14,11 +14,13 @@ from typing import Any
 import blocks_measured
 import pytest
 from blocks import BLOCKS
-from blocks_measured import FINDINGS, FOUND, GROUPS, HEADINGS, MEASURED, PARTS, PUBLISHED, plan_editors
+from blocks_measured import FINDINGS, FOUND, GROUPS, HEADINGS, MEASURED, PARTS, PUBLISHED, kept_passports, plan_editors
 from model_shapes import MODELS, model_like
 from paths import ROOT
 
 from edit_hooks.base.registry import EDITORS, load_editor
+from lm_edit.passport.making import PARTS as PASSPORT_PARTS
+from lm_edit.passport.record import SCHEMA
 from lm_edit.results.files.runs import ResultFile, read_result_files
 from lm_edit.sweeps.checking.checks import check_plan
 from lm_edit.sweeps.checking.tasks import leaf_tasks
@@ -197,3 +199,18 @@ def test_every_finding_is_on_its_page_with_its_command() -> None:
 
 def test_editors_that_were_not_measured_have_no_table() -> None:
     assert BLOCKS["measured"]("kn").text == "Not measured on the demo model."
+
+
+def test_the_kept_passports_are_of_one_fact_and_of_this_schema() -> None:
+    kept_ones = kept_passports()
+    assert {one["schema"] for one in kept_ones.values()} == {SCHEMA}
+    assert all(one["edit"]["editor"] == editor for editor, one in kept_ones.items())
+    for field in ("model", "facts", "settings", "versions"):
+        assert len({json.dumps(one[field], sort_keys=True) for one in kept_ones.values()}) == 1, field
+    assert len({json.dumps(one["edit"]["statements"]) for one in kept_ones.values()}) == 1
+    assert all([part["name"] for part in one["parts"]] == list(PASSPORT_PARTS) for one in kept_ones.values())
+    assert not any(re.search(r'"/(?:home|root|tmp|Users)/', json.dumps(one)) for one in kept_ones.values())
+    text = BLOCKS["passports"]("").text
+    nll = kept_ones["ft_m"]["parts"][0]["scores"][0]
+    assert nll["name"] == "target_nll"
+    assert f"{nll['before']:.3g} → {nll['value']:.3g}" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import yaml
 from command_line import run_verb
 from lm_runs import instance
 from paths import ROOT
+from transformers import AutoTokenizer
 
+from edit_hooks.base.registry import editor_class
 from edit_hooks.contract.tiny_models import REQUESTS
 from edit_hooks.lm.model import EditedHFLM
 from lm_edit import load_results
@@ -74,6 +77,7 @@ def test_every_part_is_measured_or_says_why_not(content: dict[str, Any]) -> None
             assert (score["value"] is None) <= bool(score["note"] or score["unscored_reasons"]), score
     for name, words in UNSCORED.items():
         assert words in _part(content, name)["unscored"]
+    assert "/" not in content["model"]["name"], "no path of this machine"
     assert content["facts"]["asked"] == 2 and content["facts"]["facts"] == len(REQUESTS)
 
 
@@ -162,11 +166,79 @@ def test_an_edit_without_its_questions_names_what_is_missing(
     assert "0.000" not in printed, "an unscored part has no number"
 
 
+def _edit(tiny: Path, editor: str, facts: Path, folder: Path) -> Path:
+    """A saved edit of the first fact; returns its file."""
+    settings = folder.with_suffix(".json")
+    settings.write_text(json.dumps(dict(editor_class(editor).contract_settings)), encoding="utf-8")
+    made = ["--editor", editor, "--editor-args", str(settings), "--store", "off", "--edits", str(facts)]
+    assert run_verb(["edit", *_words(tiny), *made, "--num-edits", "1", "--out", str(folder)]) == 0
+    return folder / "edit-0.safetensors"
+
+
+def test_an_edit_outside_the_weights_is_unscored_where_it_must_be_in_them(
+    run: tuple[Path, Path, Path], tiny_path: Any, tmp_path: Path
+) -> None:
+    _, _, facts = run
+    edit = _edit(tiny_path("llama"), "grace", facts, tmp_path / "grace")
+    only = ["--facts", str(facts), "--only", "divergence,lasts,gives-away", "--merge-with", str(edit)]
+    assert run_verb(["passport", str(edit), *_words(tiny_path("llama")), *only, "--out", str(tmp_path / "out")]) == 0
+    content = json.loads((tmp_path / "out" / "passport.json").read_text(encoding="utf-8"))
+    unscored = {part["name"]: part["unscored"] or "" for part in content["parts"]}
+    assert [name for name, reason in unscored.items() if "the edit changes hooks" in reason] == [
+        *CHAPTERS["lasts"],
+        *CHAPTERS["gives-away"],
+    ]
+    assert not unscored["divergence"]
+
+
+def test_an_adapter_from_elsewhere_needs_its_facts(
+    run: tuple[Path, Path, Path], tiny_path: Any, tmp_path: Path
+) -> None:
+    _, _, facts = run
+    edit = _edit(tiny_path("llama"), "lora", facts, tmp_path / "lora")
+    adapter = tmp_path / "adapter"
+    words = [*_words(tiny_path("llama")), "--format", "peft", "--out", str(adapter)]
+    assert run_verb(["export", str(edit), *words]) == 0
+    (adapter / "edit_origin.json").unlink()
+    asked = ["passport", str(adapter), *_words(tiny_path("llama")), "--only", "quantized", "--limit", "2"]
+    assert run_verb(asked) == 2
+    assert run_verb([*asked, "--facts", str(facts), "--out", str(tmp_path / "out")]) == 0
+    content = json.loads((tmp_path / "out" / "passport.json").read_text(encoding="utf-8"))
+    assert content["edit"]["num_requests"] is None and content["facts"]["asked"] == 2
+    values = {score["name"]: score for score in _part(content, "quantized")["scores"]}
+    assert values["efficacy_prob"]["n"] == 2 and values["target_nll"]["value"] != values["target_nll"]["before"]
+
+
+def test_a_chat_model_is_asked_in_its_template(run: tuple[Path, Path, Path], tiny_path: Any, tmp_path: Path) -> None:
+    _, _, facts = run
+    model = tmp_path / "chat"
+    shutil.copytree(tiny_path("llama"), model)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %} Reply now:"
+    tokenizer.save_pretrained(model)
+    edit = _edit(model, "ft_m", facts, tmp_path / "edits")
+    words = [str(edit), *_words(model), "--only", "chat", "--facts", str(facts), "--out", str(tmp_path / "out")]
+    assert run_verb(["passport", *words]) == 0
+    content = json.loads((tmp_path / "out" / "passport.json").read_text(encoding="utf-8"))
+    assert {score["n"] for score in _part(content, "chat")["scores"]} == {1}
+    (samples,) = (tmp_path / "out" / "runs").rglob("samples_*.jsonl")
+    assert "Reply now:" in samples.read_text(encoding="utf-8"), "the prompts are not in the template"
+
+
 def test_wrong_words_are_refused_before_a_model_is_loaded(run: tuple[Path, Path, Path], tmp_path: Path) -> None:
     _, edits, _ = run
     nowhere = ["--pretrained", str(tmp_path / "nowhere")]
     assert run_verb(["passport", str(edits), *nowhere, "--only", "hold"]) == 2
     assert run_verb(["passport", str(edits), *nowhere, "--data", "mini"]) == 2
+
+
+def test_another_adapter_that_is_none_is_refused_before_the_questions(
+    run: tuple[Path, Path, Path], tiny_path: Any, tmp_path: Path
+) -> None:
+    _, edits, _ = run
+    words = [str(edits), *_words(tiny_path("llama")), "--only", "merged", "--merge-with", str(tmp_path)]
+    assert run_verb(["passport", *words, "--out", str(tmp_path / "out")]) == 2
+    assert not (tmp_path / "out").exists()
 
 
 def test_parts_are_chosen_by_chapter_or_name() -> None:
