@@ -42,6 +42,7 @@ MORE: dict[str, str] = {
     "nas": "edit_hooks.editors.nas:NAS",
     "loc_ft": "edit_hooks.editors.loc_ft:LocFT",
     "loc_ft_crispedit": "edit_hooks.editors.loc_ft:LocFTCrispEdit",
+    "crisp_edit": "edit_hooks.editors.crisp_edit:CrispEdit",
     "ultraedit": "edit_hooks.editors.ultraedit:UltraEdit",
     "simie": "edit_hooks.editors.simie:SimIE",
     "melo": "edit_hooks.editors.melo:MELO",

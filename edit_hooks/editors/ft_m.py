@@ -38,6 +38,7 @@ from edit_hooks.gradient.diagnostics import loss_diagnostics
 from edit_hooks.gradient.label_forward import ENGINES, CachedLabelForward, LabelForward, shared_nll
 from edit_hooks.gradient.labeled_rows import (
     LabeledRow,
+    LabeledRows,
     Objective,
     batch_rows,
     mean_over_rows,
@@ -96,6 +97,32 @@ class FTConfig(EditorConfig):
 FTConfigT = TypeVar("FTConfigT", bound=FTConfig)
 
 
+class TrainingRule(Generic[FTConfigT]):
+    """What a variant of fine-tuning changes: the loss of a chunk, the optimizer and its steps."""
+
+    def __init__(self, config: FTConfigT) -> None:
+        self.config = config
+
+    def loss(self, nll_L: torch.Tensor, rows: LabeledRows) -> torch.Tensor:
+        """The loss of a chunk of a joint edit; independent edits have a row each, and the mean over it."""
+        return mean_over_rows(nll_L, rows)
+
+    def optimizer(self, copies: Sequence[WeightCopies | BlockCopies]) -> torch.optim.Optimizer:
+        """The optimizer of the leaves of all copies."""
+        leaves = [leaf for group in copies for leaf in group.leaves.values()]
+        return make_adam(leaves, self.config.lr, self.config.weight_decay, self.config.engine)
+
+    def step(self, optimizer: torch.optim.Optimizer, copies: Sequence[WeightCopies | BlockCopies]) -> None:
+        """One step with the gradients of the leaves."""
+        optimizer.step()
+
+    def describe(self, delta: Delta) -> None:
+        """Complete the diagnostics of a finished edit."""
+
+    def carry(self, delta: Delta, copies: WeightCopies | BlockCopies, optimizer: torch.optim.Optimizer) -> None:
+        """Add to a joint edit what later steps of a stream need."""
+
+
 class FineTuningEditor(Editor[FTConfigT]):
     """Fine-tuning of rewrite modules; base of FT-M and FT-L."""
 
@@ -136,12 +163,17 @@ class FineTuningEditor(Editor[FTConfigT]):
 
     def compute(self, job: EditJob[FTConfigT]) -> list[Delta]:
         rows = [self.row(job.tokenizer, request, job.config) for request in job.requests]
+        rule = self.rule(job)
         with frozen(job.model), torch.enable_grad():
             if job.joint:
-                return [_train(job, rows)]
+                return [_train(job, rows, rule)]
             if job.config.engine == "reference" or job.config.trained == "block":
-                return [_train(job, [row]) for row in rows]
-            return _train_side_by_side(job, rows)
+                return [_train(job, [row], rule) for row in rows]
+            return _train_side_by_side(job, rows, rule)
+
+    def rule(self, job: EditJob[FTConfigT]) -> TrainingRule[FTConfigT]:
+        """Hook: loss, optimizer and steps of a job."""
+        return TrainingRule(job.config)
 
     def row(self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: FTConfigT) -> LabeledRow:
         """Hook: the row a request is trained on."""
@@ -157,7 +189,7 @@ class FTM(FineTuningEditor[FTConfig]):
     contract_settings: ClassVar[Settings] = {"layers": [1], "num_steps": 8, "lr": 5e-3}
 
 
-def _train(job: EditJob[FTConfigT], rows: Sequence[LabeledRow]) -> Delta:
+def _train(job: EditJob[FTConfigT], rows: Sequence[LabeledRow], rule: TrainingRule[FTConfigT]) -> Delta:
     """Train one edit on all rows, in chunks of ``batch_size``."""
     config = job.config
     if config.trained == "block":
@@ -168,19 +200,19 @@ def _train(job: EditJob[FTConfigT], rows: Sequence[LabeledRow]) -> Delta:
     else:
         copies = WeightCopies(job.model, _trained_modules(job), config.train_bias)
     chunks = _Chunks(job, rows, list(copies.modules))
-    optimizer = _adam([copies], config)
+    optimizer = rule.optimizer([copies])
     losses: list[float] = []
     num_steps = 0
     for _ in range(config.num_steps):
         total = 0.0
         for chunk in chunks.of_pass():
             with copies.used_by_model():
-                loss = mean_over_rows(chunk.nll(), chunk.rows)
+                loss = rule.loss(chunk.nll(), chunk.rows)
             total += float(loss.detach()) * len(chunk.rows.ids_RT)
             if float(loss.detach()) >= config.early_stop_loss:
                 optimizer.zero_grad()
                 loss.backward()
-                optimizer.step()
+                rule.step(optimizer, [copies])
                 num_steps += 1
             copies.project(config.norm_constraint)
         losses.append(total / len(rows))
@@ -189,7 +221,10 @@ def _train(job: EditJob[FTConfigT], rows: Sequence[LabeledRow]) -> Delta:
     job.progress(len(rows))
     stopped_early = losses[-1] < config.early_stop_loss
     diagnostics = loss_diagnostics(losses, num_steps, stopped_early=stopped_early)
-    return copies.delta(diagnostics) if isinstance(copies, BlockCopies) else copies.delta(0, diagnostics)
+    delta = copies.delta(diagnostics) if isinstance(copies, BlockCopies) else copies.delta(0, diagnostics)
+    rule.describe(delta)
+    rule.carry(delta, copies, optimizer)
+    return delta
 
 
 class _Chunks(Generic[FTConfigT]):
@@ -246,20 +281,24 @@ class _Chunks(Generic[FTConfigT]):
         return num_tokens <= MOST_KEPT_TOKENS and (free is None or num_tokens * bytes_per_token(model) <= free // 4)
 
 
-def _train_side_by_side(job: EditJob[FTConfigT], rows: Sequence[LabeledRow]) -> list[Delta]:
+def _train_side_by_side(
+    job: EditJob[FTConfigT], rows: Sequence[LabeledRow], rule: TrainingRule[FTConfigT]
+) -> list[Delta]:
     """Train one edit per row; the edits of a batch share forward passes."""
     trained_bytes = WeightCopies(job.model, _trained_modules(job), job.config.train_bias).edit_bytes
     deltas: dict[int, Delta] = {}
     for batch in split_edits(job.model, [len(row.ids) for row in rows], trained_bytes):
-        deltas |= _SideBySide(job, rows, batch).train()
+        deltas |= _SideBySide(job, rows, batch, rule).train()
     return [deltas[index] for index in range(len(rows))]
 
 
 class _SideBySide(Generic[FTConfigT]):
     """Independent edits of one batch; a finished edit leaves it."""
 
-    def __init__(self, job: EditJob[FTConfigT], rows: Sequence[LabeledRow], batch: EditBatch) -> None:
-        self.job = job
+    def __init__(
+        self, job: EditJob[FTConfigT], rows: Sequence[LabeledRow], batch: EditBatch, rule: TrainingRule[FTConfigT]
+    ) -> None:
+        self.job, self.rule = job, rule
         names = _trained_modules(job)
         self.groups = [
             _Group(
@@ -269,7 +308,7 @@ class _SideBySide(Generic[FTConfigT]):
             )
             for group in batch
         ]
-        self.optimizer = _adam([group.copies for group in self.groups], job.config)
+        self.optimizer = rule.optimizer([group.copies for group in self.groups])
         self.losses: dict[int, list[float]] = {edit: [] for group in batch for edit in group}
         self.deltas: dict[int, Delta] = {}
 
@@ -302,7 +341,7 @@ class _SideBySide(Generic[FTConfigT]):
                 self._finish(group, ~keep_E, stopped_early=True)
                 group.select(keep_E, self.optimizer)
         self.groups = [group for group in self.groups if group.edits]
-        self.optimizer.step()
+        self.rule.step(self.optimizer, [group.copies for group in self.groups])
         for group in self.groups:
             group.copies.project(config.norm_constraint)
 
@@ -312,7 +351,8 @@ class _SideBySide(Generic[FTConfigT]):
             losses = self.losses[group.edits[index]]
             num_steps = len(losses) - stopped_early
             diagnostics = loss_diagnostics(losses, num_steps, stopped_early=stopped_early)
-            self.deltas[group.edits[index]] = group.copies.delta(index, diagnostics)
+            delta = self.deltas[group.edits[index]] = group.copies.delta(index, diagnostics)
+            self.rule.describe(delta)
             self.job.progress(1)
 
 
@@ -337,8 +377,3 @@ class _Group:
 def _trained_modules(job: EditJob[FTConfigT]) -> list[str]:
     arch = architecture_of(job.model)
     return [arch.rewrite_name(layer) for layer in job.config.edited_layers]
-
-
-def _adam(copies: Sequence[WeightCopies | BlockCopies], config: FTConfig) -> torch.optim.Adam:
-    leaves = [leaf for group in copies for leaf in group.leaves.values()]
-    return make_adam(leaves, config.lr, config.weight_decay, config.engine)

@@ -18,6 +18,7 @@ NUM_PACKED = {
     "alphaedit": (6, 6),
     "bird": (12, 12),
     "causal-trace": (4, 0),
+    "crisp_edit": (2, 3),
     "defer": (4, 4),
     "emmet": (8, 8),
     "evk-align": (2, 1),
