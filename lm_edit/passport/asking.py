@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +13,13 @@ from edit_hooks.lm.model import EditedHFLM
 from lm_edit.passport.record import PassportScore
 from lm_edit.results.filters import is_missing
 from lm_edit.results.statistics.of_rows import interval_of
-from lm_edit.results.tables import load_results
+from lm_edit.results.tables import load_cases, load_results
 from lm_eval_tasks.folder import TASKS_DIR
 from lm_eval_tasks.startup.saving import save_or_fail
 
 UNEDITED = "unedited"  # stage of ordinary tasks, and end of the names of columns about the unedited model
+NOT_REPORTED = "no asked fact has what this column compares, as an old answer"  # tasks then leave a column out
+EXCLUDED = "excluded by the column's own filter"
 
 
 class TaskColumn(NamedTuple):
@@ -86,23 +89,27 @@ class Asking:
         for task in results["configs"]:
             tracker.save_results_samples(task_name=task, samples=samples[task])
         rows = load_results(folder).to_dict("records")
-        return [_score(column, rows) for column in columns]
+        cases = load_cases(folder).to_dict("records")
+        return [_score(column, rows, cases) for column in columns]
 
 
-def _score(column: TaskColumn, rows: Sequence[Mapping[str, Any]]) -> PassportScore:
-    """A column of result rows as a score, with the unedited model's number beside it."""
+def _score(column: TaskColumn, rows: Sequence[Mapping[str, Any]], cases: Sequence[Mapping[str, Any]]) -> PassportScore:
+    """A column of result rows as a score, with the unedited model's number and the reasons of its own cases."""
     row = _row(rows, column, column.metric, "")
     if row is None:
-        return PassportScore(
-            name=column.metric, task=column.task, value=None, n=0, note="the task has no such column here"
-        )
+        return PassportScore(name=column.metric, task=column.task, value=None, n=0, note=NOT_REPORTED)
     base = _row(rows, column, f"{column.metric}_{UNEDITED}", "") or _row(rows, column, column.metric, UNEDITED)
     found = interval_of(row)
     n = 0 if is_missing(row["n"]) else int(row["n"])
     counts = [0 if is_missing(row[name]) else int(row[name]) for name in ("failed", "excluded")]
-    reasons = {str(reason): int(count) for reason, count in (row["unscored_reason"] or {}).items()}
+    place = (row["task"], row["metric"], row["stage"], row["filter"])
+    reasons = Counter(
+        str(case["reason"])
+        for case in cases
+        if case["reason"] and (case["task"], case["metric"], case["stage"], case["filter"]) == place
+    )
     if counts[1]:
-        reasons["excluded by the benchmark's published filter"] = counts[1]
+        reasons[EXCLUDED] = counts[1]
     value = None if is_missing(row["value"]) else float(row["value"])
     note = found.note
     if value is None and not reasons:

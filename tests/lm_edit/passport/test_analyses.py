@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, REQUESTS
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.modeling.architectures import architecture_of
 from edit_hooks.utils.errors import EditingError
+from lm_edit.passport.asking import EXCLUDED, NOT_REPORTED, TaskColumn, _score
 from lm_edit.passport.lasting import NF4, embedded_texts, quantized, round_nf4, trained
+from lm_edit.passport.parts import ABILITY_COLUMNS, CHAT_COLUMNS, LASTING_COLUMNS, QUESTIONS
 from lm_edit.passport.subjects import _keys, recover_subjects
+from lm_eval_tasks.common.records.benchmark import all_benchmarks
+from lm_eval_tasks.folder import TASKS_DIR
 
 NAMES = ["Ostravia", "Velm", "he", "the town", "trumpet player", "English", "number", "speaks"]
 
@@ -80,3 +87,38 @@ def test_a_subject_is_recovered_only_from_an_update_that_points_at_it(tiny: Any)
 def test_embedded_texts_mention_no_subject() -> None:
     assert len(embedded_texts()) >= 24
     assert not any(request["subject"] in text for request in REQUESTS for text in embedded_texts())
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """A task's YAML with what it includes."""
+    content = yaml.safe_load(path.read_text(encoding="utf-8").replace("!function", ""))
+    included = content.pop("include", [])
+    for one in [included] if isinstance(included, str) else included:
+        content = {**_config(path.parent / one), **content}
+    return dict(content)
+
+
+def test_every_column_is_one_of_its_task() -> None:
+    """A misspelled column would look like one that the facts cannot have."""
+    of_benchmarks = [list(part.of_benchmark.values()) for part in QUESTIONS.values()]
+    listed = [part.columns for part in QUESTIONS.values()] + [one for several in of_benchmarks for one in several]
+    columns = {column for one in [*listed, CHAT_COLUMNS, LASTING_COLUMNS, ABILITY_COLUMNS] for column in one}
+    files = {path.stem: path for path in TASKS_DIR.glob("*/*.yaml")}
+    assert len(columns) > 30
+    for column in columns:
+        metrics = [entry["metric"] for entry in _config(files[column.task])["metric_list"]]
+        assert column.metric in metrics, column
+    assert not {name for part in QUESTIONS.values() for name in part.of_benchmark} - all_benchmarks().keys()
+
+
+def test_reasons_are_those_of_the_column() -> None:
+    """A task's reasons concern some of its columns; those without an unscored case have none."""
+    row = {"task": "t", "stage": "", "filter": "none", "file": None, "value": 0.5, "n": 2, "failed": 0, "excluded": 1}
+    row |= {"stderr": math.nan, "is_share": True, "chance": math.nan, "group_size": math.nan}
+    row |= {"unscored_reason": {"not known": 1}}
+    case = {"task": "t", "stage": "", "filter": "none", "reason": "not known"}
+    rows = [{**row, "metric": "clean"}, {**row, "metric": "lost", "failed": 1}]
+    cases = [{**case, "metric": "lost"}, {**case, "metric": "clean", "reason": ""}]
+    clean, lost, absent = (_score(TaskColumn("t", name), rows, cases) for name in ("clean", "lost", "absent"))
+    assert clean.reasons == {EXCLUDED: 1} and lost.reasons == {"not known": 1, EXCLUDED: 1}
+    assert (clean.unscored, lost.unscored) == (1, 2) and absent.value is None and absent.note == NOT_REPORTED
