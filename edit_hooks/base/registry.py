@@ -47,6 +47,7 @@ MORE: dict[str, str] = {
     "simie": "edit_hooks.editors.simie:SimIE",
     "melo": "edit_hooks.editors.melo:MELO",
     "defer": "edit_hooks.editors.defer:DEFER",
+    "memoir": "edit_hooks.editors.memoir:MEMOIR",
     "neural_db": "edit_hooks.editors.neural_db:NeuralDB",
     "ike_leaky_pool": "edit_hooks.editors.ike:IKELeakyPool",
     "mello": "edit_hooks.editors.mello:MeLLo",

@@ -39,6 +39,7 @@ HOOK_KINDS: dict[str, str] = {
     "side_memory": "edit_hooks.memory.side_memory:SideMemoryHooks",
     "adapter_database": "edit_hooks.memory.adapter_database:AdapterDatabaseHooks",
     "gated_predictor": "edit_hooks.memory.gated_predictor:GatedPredictorHooks",
+    "column_memory": "edit_hooks.memory.column_memory:ColumnMemoryHooks",
     "residual_table": "edit_hooks.memory.residual_table:ResidualTableHooks",
 }
 ENTRY_POINTS = "lm_eval_editing.hook_kinds"

@@ -408,7 +408,7 @@ def train(
     steps, stopped = 0, False
     for _ in range(config.num_steps):
         # As released: of the losses that a step followed, so the present one does not count.
-        stopped = _has_converged([record["loss"] for record in history])
+        stopped = has_converged([record["loss"] for record in history])
         losses = _evaluate(model, name, rows, forward, change, config)
         loss = losses.nll + losses.margin.to(losses.nll.device)
         history.append(
@@ -460,7 +460,7 @@ def _evaluate(
     return _Losses(nll, margin, distance_R)
 
 
-def _has_converged(losses: list[float]) -> bool:
+def has_converged(losses: list[float]) -> bool:
     """Whether the loss is small and hardly changes."""
     return len(losses) > 1 and abs(losses[-1] - losses[-2]) <= STOP_CHANGE and losses[-1] <= STOP_LOSS
 

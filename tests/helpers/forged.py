@@ -34,6 +34,7 @@ EDITS: dict[str, tuple[str, str, int]] = {
     "gated_predictor": ("llama", "defer", 1),
     "adapter_database": ("gpt2", "melo", 2),
     "side_memory": ("llama", "wise", 2),
+    "column_memory": ("llama", "memoir", 2),
     "residual_table": ("llama", "neural_db", 2),
     "context": ("llama", "ice", 1),
     "rounds": ("llama", "mello", 2),

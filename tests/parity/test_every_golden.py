@@ -31,6 +31,7 @@ NUM_PACKED = {
     "lora": (6, 8),
     "melo": (3, 3),
     "memit": (7, 7),
+    "memoir": (0, 6),
     "mend": (7, 7),
     "mend-import": (4, 4),
     "nas": (4, 4),
