@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from edit_hooks.modeling.forward.token_lists import may_run_on_lists
 from edit_hooks.modeling.linear_maps import is_transposed as is_transposed
 from edit_hooks.modeling.linear_maps import linear_of as linear_of
 from edit_hooks.modeling.linear_maps import map_shape as map_shape
@@ -195,7 +196,17 @@ def architecture_of(model: nn.Module) -> Architecture:
         if row is not None:
             _require_modules(row, inner)
         _found[inner] = row or _from_structure(inner)
+        if not is_tested(inner):
+            _find_token_lists(inner, _found[inner])
     return _found[inner]
+
+
+def _find_token_lists(model: PreTrainedModel, arch: Architecture) -> None:
+    """Let hooks see rows in MLPs that run on lists of tokens (shared experts, OPT)."""
+    for layer in range(num_layers(model)):
+        roles = [role for role in ("mlp_in", "rewrite") if arch.has(role, layer)]
+        maps = [model.get_submodule(name) for role in roles for name in arch.module_names(role, layer)]
+        may_run_on_lists(model.get_submodule(arch.block_name(layer)), maps)
 
 
 def _require_modules(row: Architecture, model: nn.Module) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
+from edit_hooks.modeling.forward.token_lists import as_module_returns, token_list_of
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.utils.scopes import NestedStates, undone
 from edit_hooks.utils.text.readable import readable
@@ -89,16 +90,30 @@ class Registration(NamedTuple):
 
 @contextlib.contextmanager
 def hooks(*registrations: Registration) -> Iterator[None]:
-    """Register hooks on entry and remove all of them on exit, also after an error."""
+    """Register hooks on entry and remove all of them on exit, also after an error.
+
+    A hook sees rows [R, T, d] also where its module runs on a list of all tokens.
+    """
+    of_rows = [part for registration in registrations for part in _seeing_rows(registration)]
 
     def remove_all() -> None:
-        for registration in registrations:
+        for registration in of_rows:
             registration.remove()
 
     with undone(remove_all):
-        for registration in registrations:
+        for registration in of_rows:
             registration.register()
         yield
+
+
+def _seeing_rows(registration: Registration) -> list[Registration]:
+    """The registration, or for a map that may run on lists one that reshapes, behind one that reads the shape."""
+    layout = token_list_of(registration.module)
+    block = None if layout is None else layout.block()
+    if layout is None or block is None:
+        return [registration]
+    reshaped = layout.input_hook if registration.on_input else layout.output_hook
+    return [on_input(block, layout.read_shape), registration._replace(hook=reshaped(registration.hook))]
 
 
 def on_input(module: nn.Module, read: Callable[[Hidden], Hidden | None]) -> Registration:
@@ -215,7 +230,8 @@ def outputs_replaced(modules: Sequence[nn.Module], output: Any) -> Iterator[None
     if first is None:
         yield
         return
-    with forward_replaced(first, lambda *_args, **_kwargs: output), outputs_replaced(others, output):
+    own = as_module_returns(first, output)
+    with forward_replaced(first, lambda *_args, **_kwargs: own), outputs_replaced(others, output):
         yield
 
 
