@@ -261,7 +261,8 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         default=None,
         changes="edits",
         is_text=True,
-        help="`package.module:ROW`, the names of the modules of a model in which they are not found "
+        help="`attention_output`: edit the attention's output map in place of the MLP's, for mixtures of experts; "
+        "`package.module:ROW`: the names of the modules of a model in which they are not found "
         "([model families](docs/reference/models.md))",
     ),
     RunOption(

@@ -77,7 +77,8 @@ def families(_: str) -> Block:
 def _family(name: str, row: dict[str, Any]) -> list[str]:
     fails = "; ".join(f"{check}: {reason}" for check, reason in row.get("failed", {}).items())
     scale = "" if "blocks" not in row else "none" if row["scale"] is None else f"{row['scale']:g}"
-    return [f"`{name}`", f"`{row['class']}`", row["offer"], str(row.get("blocks", "")), scale, fails]
+    attention = f"; `family=attention_output`: {row['attention_output']}" if "attention_output" in row else ""
+    return [f"`{name}`", f"`{row['class']}`", row["offer"] + attention, str(row.get("blocks", "")), scale, fails]
 
 
 def figures(_: str) -> Block:

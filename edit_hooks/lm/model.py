@@ -70,7 +70,7 @@ from edit_hooks.lm.sessions import (
 from edit_hooks.lm.stock.checks import OrdinaryTasks
 from edit_hooks.lm.stock.texts import stock_items, stock_text, watched_texts
 from edit_hooks.lm.stock.unedited import UneditedStock, counted_pairs
-from edit_hooks.modeling.architectures import architecture_of, register_family, unwrapped
+from edit_hooks.modeling.architectures import architecture_of, register_family, row_of_option, unwrapped
 from edit_hooks.modeling.fingerprint.generation_settings import answering_parts, require_followed
 from edit_hooks.modeling.fingerprint.identity import ModelIdentity, model_identity
 from edit_hooks.modeling.tokens import require_offsets
@@ -79,7 +79,6 @@ from edit_hooks.store.known_models import record_model
 from edit_hooks.store.store import Store
 from edit_hooks.utils.errors import EditingError, NoUsableRequestError
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.plugins import import_object
 from edit_hooks.utils.scopes import undone
 from edit_hooks.utils.settings.options import settings_file
 from edit_hooks.utils.storage.files import names_file
@@ -148,7 +147,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         if self._store is not None:  # refuses a path that cannot be a folder
             read_code(None if self.options.load_edit else self.editor)
         if self.options.family is not None:
-            register_family(self.config.model_type, import_object(self.options.family, "family"))
+            register_family(self.config.model_type, row_of_option(self.options.family))
         self._saved_edit = self._read_saved_edit()
         quantization = {name: kwargs[name] for name in QUANTIZATION_OPTIONS if name in kwargs}
         self._origin = self._check_editor(quantization) if self.options.makes_edits else None

@@ -5,13 +5,14 @@ Module templates are relative to the causal language model and take the block in
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import EntryPoint
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import nn
@@ -25,6 +26,7 @@ from edit_hooks.modeling.linear_maps import weight_of as weight_of
 from edit_hooks.modeling.structure import BlockParts, find_blocks, most_common
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.plugins import import_object, registered
+from edit_hooks.utils.scopes import undone
 
 ENTRY_POINTS = "lm_eval_editing.families"
 Role = Literal["rewrite", "mlp_in", "query_value", "attention_out"]
@@ -65,6 +67,11 @@ class Architecture:
         """Whether m^l passes through a norm before it is added to the residual stream."""
         return self.post_norm is not None
 
+    def changes_attention(self, layer: int) -> bool:
+        """Whether the edited map is a part of the attention."""
+        rewrite, attention = self._template("rewrite", layer), self._template("attention", layer)
+        return bool(rewrite and attention and rewrite.startswith(f"{attention}."))
+
     @property
     def is_mixed(self) -> bool:
         """Whether some blocks lack modules that others have, or all lack an MLP of linear maps."""
@@ -103,10 +110,16 @@ class Architecture:
         if template:
             return template
         what = "attention" if attribute in ("attention", "attention_out", "query_value") else "MLP"
-        why = "is a mixture of experts" if what == "MLP" and layer in self.routed else "was not found"
+        why = "was not found"
+        if what == "MLP" and layer in self.routed:
+            why = "is a mixture of experts that keeps the maps of all in one tensor"
+        if self.changes_attention(layer):
+            why = "is left alone where the attention's output map is the edited one"
+        other = what == "MLP" and not self.changes_attention(layer) and self.has("attention_out", layer)
+        remedy = "family=attention_output edits the attention's output map in its place, lora" if other else "lora"
         raise EditingError(
             f"block {layer}: its {what} {why}, so there is no linear map in the role {attribute!r} that edits could "
-            "change. lm-edit check-model names the blocks that have one; lora edits the attention with "
+            f"change. lm-edit check-model names the blocks that have one. {remedy} edits the attention with "
             "editor_args=modules:query_value, and editors of prompts (ike, ice) and mode=none run on any model."
         )
 
@@ -143,6 +156,48 @@ class Architecture:
     def post_norm_name(self, layer: int) -> str:
         return self._name("post_norm", layer)
 
+    def as_json(self) -> dict[str, Any]:
+        """All attributes, JSON-able."""
+        special = {str(layer): dict(others) for layer, others in self.special.items()}
+        return {**asdict(self), "special": special, "routed": sorted(self.routed)}
+
+
+# Made from the row that a model's structure gives.
+RowOf: TypeAlias = Callable[[Architecture], Architecture]
+
+
+def attention_output(found: Architecture) -> Architecture:
+    """The row in which the attention's output map is the one that is edited, in place of the MLP's.
+
+    For mixtures of experts, whose maps are in tensors of all experts. The MLP behind the attention reads the change,
+    too, so no change of the map's output makes a given one of the residual stream.
+    """
+    moved = ("mlp", "rewrite", "mlp_in", "post_norm", "attention_out")
+
+    def edited(template: str | None) -> dict[str, Any]:
+        return {"mlp": template or "", "rewrite": template or "", "attention_out": ""}
+
+    special = {
+        layer: {name: value for name, value in others.items() if name not in moved}
+        | (edited(others["attention_out"]) if "attention_out" in others else {})
+        for layer, others in found.special.items()
+    }
+    return replace(
+        found,
+        **edited(found.attention_out),
+        mlp_in=(),
+        post_norm=None,
+        special={layer: others for layer, others in special.items() if others},
+    )
+
+
+ROWS: Mapping[str, RowOf] = {"attention_output": attention_output}  # values of the option `family`
+
+
+def row_of_option(text: str) -> Any:
+    """The row that the option ``family`` names: one of :data:`ROWS`, or an object ``package.module:ROW``."""
+    return ROWS[text] if text in ROWS else import_object(text, "family")
+
 
 # Classes of the families on which the tests run every editor. Their structure is known to be what was found, so they
 # need no self-check, and their MLP's output is that of its output map.
@@ -161,18 +216,38 @@ TESTED_CLASSES = (
 )
 
 _found: weakref.WeakKeyDictionary[nn.Module, Architecture] = weakref.WeakKeyDictionary()
-_given: dict[str, Architecture] = {}
+_given: dict[str, Architecture | RowOf] = {}
 
 
-def register_family(model_type: str, row: Architecture) -> None:
-    """Use a row for the models of a type, in place of what their structure shows."""
-    if not isinstance(row, Architecture):
+def register_family(model_type: str, row: Architecture | RowOf) -> None:
+    """Use a row for the models of a type, in place of what their structure shows.
+
+    Args:
+        row: or a function that makes it of the row that the structure gives.
+    """
+    if not isinstance(row, Architecture) and not callable(row):
         raise EditingError(
             f"the family of model type {model_type!r} is a {type(row).__name__}; give an "
-            "edit_hooks.modeling.architectures.Architecture with the names of the modules."
+            "edit_hooks.modeling.architectures.Architecture with the names of the modules, or a function of one."
         )
     _given[model_type] = row
     _found.clear()
+
+
+@contextlib.contextmanager
+def family_registered(model_type: str, row: Architecture | RowOf) -> Iterator[None]:
+    """Scope of :func:`register_family`."""
+    before = _given.get(model_type)
+
+    def restore() -> None:
+        _given.pop(model_type, None)
+        if before is not None:
+            _given[model_type] = before
+        _found.clear()
+
+    with undone(restore):
+        register_family(model_type, row)
+        yield
 
 
 def is_tested(model: nn.Module) -> bool:
@@ -192,10 +267,12 @@ def architecture_of(model: nn.Module) -> Architecture:
     """
     inner = unwrapped(model)
     if inner not in _found:
-        row = _given_row(inner)
-        if row is not None:
+        given = _given_row(inner)
+        row = given if isinstance(given, Architecture) else _from_structure(inner)
+        if given is not None:
+            row = given if isinstance(given, Architecture) else given(row)
             _require_modules(row, inner)
-        _found[inner] = row or _from_structure(inner)
+        _found[inner] = row
         if not is_tested(inner):
             _find_token_lists(inner, _found[inner])
     return _found[inner]
@@ -207,6 +284,12 @@ def _find_token_lists(model: PreTrainedModel, arch: Architecture) -> None:
         roles = [role for role in ("mlp_in", "rewrite") if arch.has(role, layer)]
         maps = [model.get_submodule(name) for role in roles for name in arch.module_names(role, layer)]
         may_run_on_lists(model.get_submodule(arch.block_name(layer)), maps)
+
+
+def given_modules(model: nn.Module) -> dict[str, Any] | None:
+    """The row of a model that does not come from its structure, JSON-able; ``None`` if it does."""
+    inner = unwrapped(model)
+    return None if _given_row(inner) is None else architecture_of(inner).as_json()
 
 
 def _require_modules(row: Architecture, model: nn.Module) -> None:
@@ -223,7 +306,7 @@ def _require_modules(row: Architecture, model: nn.Module) -> None:
             raise EditingError(f"the family's row names no module {name!r} of {type(model).__name__}.") from None
 
 
-def _given_row(model: nn.Module) -> Architecture | None:
+def _given_row(model: nn.Module) -> Architecture | RowOf | None:
     model_type = str(getattr(model.config, "model_type", None))
     if model_type not in _given and (entry := _registered_families().get(model_type)) is not None:
         register_family(model_type, import_object(entry.value, "family"))

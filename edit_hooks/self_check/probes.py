@@ -194,7 +194,8 @@ class PlainPasses:
         added_ND = self._at_tokens(added_RTD).to(moved_ND)
         scale = float((moved_ND * added_ND).sum() / added_ND.square().sum())
         through = " through its norm" if has_norm else ""
-        reason = f"block {layer} does not add its MLP's output{through} to the residual stream at a constant scale"
+        output = "attention's output alone" if self.arch.changes_attention(layer) else "MLP's output"
+        reason = f"block {layer} does not add its {output}{through} to the residual stream at a constant scale"
         require(scale > 0 and _same_change(moved_ND, scale * added_ND, hidden_RTD.dtype), reason)
         return scale
 

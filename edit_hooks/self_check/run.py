@@ -10,7 +10,16 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from edit_hooks.locate.values.value_batch import Site
-from edit_hooks.modeling.architectures import ROLES, Architecture, architecture_of, map_shape, text_config, unwrapped
+from edit_hooks.modeling.architectures import (
+    ROLES,
+    Architecture,
+    architecture_of,
+    attention_output,
+    family_registered,
+    map_shape,
+    text_config,
+    unwrapped,
+)
 from edit_hooks.modeling.fingerprint.identity import computation_identity
 from edit_hooks.modeling.forward.forward_pass import forward_pass_of
 from edit_hooks.modeling.grad_mode import gradients
@@ -25,6 +34,7 @@ from edit_hooks.utils.storage.hashing import code_fingerprint
 log = get_logger("lm_eval.edited_hf")
 
 KIND = "self_checks"
+ATTENTION_ROW = "attention_output"  # value of the option `family`, and what the table calls its result
 SAME_SCALE = 1e-2  # relative difference of the scales of two blocks that counts as rounding
 
 # Name of a check -> what it is about, in the order in which they run.
@@ -253,7 +263,8 @@ class _Run:
 
     def _gate(self) -> None:
         for layer in self.kinds:
-            self.probe.check_gate(layer)
+            if self.probe.arch.has("mlp_in", layer):
+                self.probe.check_gate(layer)
 
     def _residual(self) -> None:
         blocks = sorted({self.blocks[0], *self.kinds, self.blocks[-1]})
@@ -279,8 +290,15 @@ def _one_of_each_kind(arch: Architecture, blocks: Sequence[int]) -> list[int]:
 
 
 def summary(model: nn.Module, support: Support) -> dict[str, Any]:
-    """The row of a model in the table of families: what is offered, and one line per failed check."""
+    """The row of a model in the table of families: what is offered, and one line per failed check.
+
+    Where no MLP can be edited, also what is offered with the attention's output map in its place.
+    """
     row: dict[str, Any] = {"class": type(unwrapped(model)).__name__, "offer": support.offer}
     if support.weights and "rewrite" not in support.unusable:
         row |= {"blocks": len(editable_blocks(model)), "scale": support.scale and round(support.scale, 4)}
+    elif "attention_out" not in support.unusable:
+        inner = unwrapped(model)
+        with family_registered(inner.config.model_type, attention_output):
+            row[ATTENTION_ROW] = self_check(inner).offer
     return row | ({"failed": dict(support.failed)} if support.failed else {})

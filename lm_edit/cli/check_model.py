@@ -44,7 +44,9 @@ def _print(support: Support) -> None:
 def _print_blocks(model: object, support: Support) -> None:
     from torch import nn
 
+    from edit_hooks.modeling.architectures import architecture_of
     from edit_hooks.modeling.support import editable_blocks
+    from edit_hooks.self_check.run import ATTENTION_ROW
 
     assert isinstance(model, nn.Module)
     say(f"\noffered: {support.offer}")
@@ -53,11 +55,14 @@ def _print_blocks(model: object, support: Support) -> None:
         return
     for role, reason in support.unusable.items():
         say(f"no edits of {role} maps: {reason}")
+    if "rewrite" in support.unusable and "attention_out" not in support.unusable:
+        say(f"--model-args family={ATTENTION_ROW} checks the attention's output map in the MLP's place")
     blocks = [] if "rewrite" in support.unusable else editable_blocks(model)
     if blocks:
-        say(f"blocks whose MLP can be edited: {_ranges(blocks)}")
+        part = "attention" if architecture_of(model).changes_attention(blocks[0]) else "MLP"
+        say(f"blocks whose {part} can be edited: {_ranges(blocks)}")
         if support.scale is None:
-            say("memit and its variants are refused: no constant scale between MLPs and the residual stream")
+            say(f"memit and its variants are refused: no constant scale between {part} and residual stream")
         elif support.scale != 1.0:
             say(f"memit and its variants divide residuals by {support.scale:.6g}, the scale of the MLPs' outputs")
 

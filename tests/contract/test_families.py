@@ -19,6 +19,8 @@ from transformers import PreTrainedModel
 from edit_hooks import Delta, EditingError, EditRequest, PerRowAdapters, edited, load_editor
 from edit_hooks.contract.family_configs import FAMILY_CONFIGS
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, REQUESTS, build_model, build_tokenizer, natural_tokenizer
+from edit_hooks.modeling.architectures import architecture_of, attention_output, family_registered
+from edit_hooks.modeling.fingerprint.identity import computation_identity
 from edit_hooks.modeling.support import record_support
 from edit_hooks.self_check.run import self_check, summary
 
@@ -75,6 +77,35 @@ def assert_acts_as_its_matrix(model: PreTrainedModel, ids_1T: torch.Tensor, delt
     assert (expected - plain).abs().max() > 1e-4
     for found in (written, beside):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss"])
+def test_the_attention_is_edited_in_place_of_experts(model_type: str) -> None:
+    """Experts in tensors of all have no linear map; a row names another one, and the model has another identity."""
+    model, tokenizer = build_model(model_type), build_tokenizer(natural_tokenizer(model_type))
+    with pytest.raises(EditingError, match=r"mixture of experts.*family=attention_output"):
+        architecture_of(model).rewrite_name(1)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    identity = computation_identity(model)
+    with family_registered(model_type, attention_output):
+        assert computation_identity(model) != identity
+        support = self_check(model)
+        assert support.fast and support.scale is None
+        record_support(model, support)
+        edits = [
+            load_editor("rome", {**ROME, "engine": engine}).edit(model, tokenizer, [REQUEST], measure=False)[0]
+            for engine in ("fast", "reference")
+        ]
+        (name,) = edits[0].factors
+        assert name == "model.layers.1.self_attn.o_proj"
+        fast, plain = (edit.weights()[f"{name}.weight"] for edit in edits)
+        torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
+        assert_acts_as_its_matrix(model, tokenizer(REQUEST.text, return_tensors="pt")["input_ids"], edits[0])
+        for editor in ("pmet", "kn"):
+            with pytest.raises(EditingError, match=r"is left alone where the attention's output map is the edited one"):
+                load_editor(editor, {"num_steps": 1} if editor == "pmet" else {}).edit(model, tokenizer, [REQUEST])
+    assert computation_identity(model) == identity
+    assert all(torch.equal(before[name], weight) for name, weight in model.named_parameters())
 
 
 def test_the_table_has_every_family() -> None:

@@ -124,7 +124,10 @@ class SuffixForward:
         modules = [CachedModule(mlp, (mlp,), True)]
         if self.arch.has("attention", layer):
             attention = self.arch.attention_name(layer)
-            modules.insert(0, CachedModule(attention, (attention,), False))
+            if self.arch.changes_attention(layer):
+                modules = [CachedModule(attention, (attention,), True)]
+            else:
+                modules.insert(0, CachedModule(attention, (attention,), False))
         if layer > 0:
             modules.append(CachedModule(block(layer - 1), tuple(block(number) for number in range(layer)), False))
         return modules

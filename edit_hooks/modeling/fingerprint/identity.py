@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from edit_hooks.modeling.architectures import unwrapped
+from edit_hooks.modeling.architectures import given_modules, unwrapped
 from edit_hooks.modeling.fingerprint.tensor_hash import weights_digest
 from edit_hooks.utils.storage.hashing import key_of
 
@@ -78,7 +78,8 @@ class ModelIdentity:
             :func:`~edit_hooks.modeling.fingerprint.tensor_hash.weights_digest`.
         dtype: of the first floating-point parameter, for messages; the hash covers that of every tensor.
         model: class of the model, SHA-256 of its source file if transformers does not contain it, and SHA-256 of its
-            modules: classes and plain attributes, among them the scaling and the state of PEFT layers.
+            modules: classes and plain attributes, among them the scaling and the state of PEFT layers; SHA-256 of the
+            modules' roles if a row gives them (option ``family``).
         config: the model's configuration without :data:`CONFIG_EXCLUSIONS`, and its attention implementation.
         end_tokens: end tokens of the generation configuration. No edit depends on its other entries; answers do, see
             :func:`~edit_hooks.modeling.fingerprint.generation_settings.answering_parts`.
@@ -123,7 +124,7 @@ def model_identity(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Mode
     return ModelIdentity(
         weights=weights_digest(inner),
         dtype=str(inner.dtype),
-        model={**_class_of(inner), "modules": key_of(list(_module_settings(inner)))},
+        model=_structure_of(inner),
         config={**_without(config, CONFIG_EXCLUSIONS), **_implementations(inner)},
         end_tokens=_plain(getattr(inner.generation_config, "eos_token_id", None)),
         hooks=_hook_names(inner),
@@ -137,7 +138,7 @@ def computation_identity(model: nn.Module) -> dict[str, Json]:
     """What determines how a model computes, without the numbers in its weights: none of them is read."""
     inner = unwrapped(model)
     return {
-        "model": {**_class_of(inner), "modules": key_of(list(_module_settings(inner)))},
+        "model": _structure_of(inner),
         "config": {**_without(_plain(inner.config.to_dict()), CONFIG_EXCLUSIONS), **_implementations(inner)},
         "tensors": key_of([[name, str(one.dtype), str(one.device.type)] for name, one in inner.named_parameters()]),
         "adapters": sorted(getattr(inner, "peft_config", None) or {}),
@@ -169,6 +170,13 @@ def _abbreviated(value: object) -> str:
 
 
 # --- model -----------------------------------------------------------------------------------------------------------
+
+
+def _structure_of(model: PreTrainedModel) -> dict[str, Json]:
+    """Class and modules, and the roles of the modules if a row gives them."""
+    parts = {**_class_of(model), "modules": key_of(list(_module_settings(model)))}
+    given = given_modules(model)
+    return parts if given is None else {**parts, "roles": key_of(given)}
 
 
 def _module_settings(model: nn.Module) -> Iterator[Json]:

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
-from edit_hooks.modeling.architectures import head_of, input_device
+from edit_hooks.modeling.architectures import head_of, input_device, is_tested, unwrapped
+from edit_hooks.modeling.forward.forward_pass import forward_pass_of
 from edit_hooks.modeling.forward.kv_cache import CACHE, right_aligned, right_padded, select_rows
 from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, select_positions
@@ -67,10 +68,38 @@ class CachedDecoding:
         self.length_R = self.length_R + 1
 
 
+class WholeDecoding:
+    """As :class:`CachedDecoding`, for models whose cache cannot be cut to rows: every token runs its whole text."""
+
+    def __init__(self, model: nn.Module, rows: Sequence[Sequence[int]]) -> None:
+        self.model, self.device = model, input_device(model)
+        self.rows = [list(row) for row in rows]
+        self.logits_RV = self._next_logits()
+
+    def _next_logits(self) -> torch.Tensor:
+        ids_RT, mask_RT = right_padded(self.rows, self.device)
+        last_R = mask_RT.sum(1) - 1
+        with hooks(on_input(head_of(self.model), select_positions(torch.arange(len(self.rows)), last_R))):
+            logits_1RV: torch.Tensor = self.model(input_ids=ids_RT, attention_mask=mask_RT, use_cache=False).logits
+        return logits_1RV[0]
+
+    def step(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
+        """Append one token to each of ``rows``; the other rows are dropped."""
+        self.rows = [[*self.rows[row], token] for row, token in zip(rows, tokens, strict=True)]
+        self.logits_RV = self._next_logits()
+
+
+def decoding_of(model: nn.Module, rows: Sequence[Sequence[int]]) -> CachedDecoding | WholeDecoding:
+    """Decode rows by the quickest way that is right for the model."""
+    inner = unwrapped(model)
+    has_cache = is_tested(inner) or forward_pass_of(inner).decodes
+    return (CachedDecoding if has_cache else WholeDecoding)(model, rows)
+
+
 @torch.no_grad()
 def greedy_continuation(model: nn.Module, ids: Sequence[int], num_tokens: int) -> list[int]:
     """The next ``num_tokens`` most likely tokens; end tokens do not stop it."""
-    decoding = CachedDecoding(model, [ids])
+    decoding = decoding_of(model, [ids])
     tokens: list[int] = []
     for _ in range(num_tokens):
         if tokens:
@@ -110,7 +139,7 @@ def sample_after(
     running = [index for index, (_, length) in enumerate(prompts) if len(rows[index]) < length]
     with frozen(model), gradients(False):
         if running:
-            decoding = CachedDecoding(model, [rows[index] for index in running])
+            decoding = decoding_of(model, [rows[index] for index in running])
         while running:
             for index, token in zip(running, _draw_top_k(decoding.logits_RV, specials, generator), strict=True):
                 rows[index].append(token)
@@ -124,7 +153,7 @@ def sample_after(
 @torch.no_grad()
 def likely_tokens(model: nn.Module, rows: Sequence[Sequence[int]], count: int) -> list[list[int]]:
     """The most likely next tokens of every row, the most likely one first."""
-    logits_RV = CachedDecoding(model, rows).logits_RV
+    logits_RV = decoding_of(model, rows).logits_RV
     return logits_RV.topk(min(count, logits_RV.shape[1]), dim=1).indices.tolist()
 
 
@@ -137,7 +166,7 @@ def sample_each(
     A row draws from a generator of its own, so its tokens do not depend on the other rows, up to rounding.
     """
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    decoding = CachedDecoding(model, rows)
+    decoding = decoding_of(model, rows)
     drawn: list[list[int]] = [[] for _ in rows]
     for number in range(num_tokens):
         if number:

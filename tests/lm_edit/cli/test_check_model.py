@@ -31,7 +31,7 @@ def check(path: Path, *words: str) -> int:
     ("model_type", "code", "lines"),
     [
         ("granite", 0, ["offered: fast engine", "blocks whose MLP can be edited: 0 to 2", "divide residuals by 0.22"]),
-        ("mixtral", 0, ["offered: attention maps only", "no edits of rewrite maps: the MLP is a mixture of experts"]),
+        ("mixtral", 0, ["offered: attention maps only", "the MLP is a mixture of experts", "family=attention_output"]),
         ("mamba", 1, ["offered: context editors only", "structure: no decoder blocks"]),
     ],
 )
