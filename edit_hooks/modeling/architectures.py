@@ -18,12 +18,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from edit_hooks.modeling.forward.token_lists import may_run_on_lists
 from edit_hooks.modeling.linear_maps import is_transposed as is_transposed
 from edit_hooks.modeling.linear_maps import linear_of as linear_of
 from edit_hooks.modeling.linear_maps import map_shape as map_shape
 from edit_hooks.modeling.linear_maps import weight_of as weight_of
 from edit_hooks.modeling.structure import BlockParts, find_blocks, most_common
+from edit_hooks.modeling.token_lists import may_run_on_lists
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.plugins import import_object, registered
 from edit_hooks.utils.scopes import undone

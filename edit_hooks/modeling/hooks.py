@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from edit_hooks.modeling.forward.token_lists import as_module_returns, token_list_of
 from edit_hooks.modeling.tensors import at_least_float32
+from edit_hooks.modeling.token_lists import as_module_returns, token_list_of
 from edit_hooks.utils.scopes import NestedStates, undone
 from edit_hooks.utils.text.readable import readable
 
