@@ -55,6 +55,7 @@ from edit_hooks.deltas.placement import beside_weights
 from edit_hooks.locate.value_editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.tensors import pack_bits
+from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE_SHARE
 
 STATE_PREFIX = "rect"  # of the raw updates in saved edits
@@ -79,6 +80,11 @@ class RECTConfig(WrapperConfig):
         super().__post_init__()
         if self.aligned:
             require_exact_base(self)
+        elif self.base_settings.get("stream") == "exact":
+            raise EditingError(
+                "base_settings have stream: exact, which counts on the whole update being written, and rect writes a "
+                "part of it. Set aligned: true, which adds the rest to the next step, or drop stream: exact."
+            )
 
 
 class RECT(PostProcessingEditor[RECTConfig]):

@@ -15,7 +15,7 @@ from layered_edits import (
     random_keys,
 )
 
-from edit_hooks import load_editor
+from edit_hooks import EditingError, load_editor
 from edit_hooks.editors.rect import RECTConfig, largest_changes
 
 
@@ -74,3 +74,11 @@ def test_leaves_kept_entries_unchanged(model_type):
         assert float(kept.float().mean()) == pytest.approx(0.4, abs=2e-3)
     everything = load_editor("rect", config={"base_settings": config, "keep": 1.0})
     assert largest_difference(everything.edit(model, tokenizer, EDIT_REQUESTS[:1])[0], base) == 0
+
+
+def test_an_exact_base_needs_the_rest_of_every_update():
+    """Its state counts on the whole update; before, such a stream was accepted and not exact."""
+    settings = {"base": "memit", "layers": [1], "base_settings": {"stream": "exact"}}
+    with pytest.raises(EditingError, match=r"rect writes a part of it\. Set aligned: true"):
+        load_editor("rect", settings)
+    load_editor("rect", {**settings, "aligned": True})

@@ -148,7 +148,8 @@ def test_aligned_wrappers_owe_only_what_the_last_step_left_out(name):
     assert largest_difference(Delta.summed([*deltas[:3], paid]), expected) < 1e-12
     assert largest_difference(again, deltas[3]) < 1e-12  # from whole deltas or from condensed ones
     assert largest_difference(Delta.summed(deltas), expected) > 1e-4
-    naive = stream_of(load_editor(name, {**config, **cut}), steps)
+    released = {"base": base, "base_settings": wide_settings(base) | {"stream": "released"}}
+    naive = stream_of(load_editor(name, {**released, **cut}), steps)
     assert largest_difference(Delta.summed(deltas), Delta.summed(naive)) > 1e-4
 
 
