@@ -15,7 +15,7 @@ from edit_hooks.assets.demo_name import DEMO_NAME
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.saving.export import export_merged, export_peft
-from edit_hooks.deltas.saving.saved import check_base, read_deltas, save_edits, saved_files, stream_folder
+from edit_hooks.deltas.saving.saved import check_base, read_deltas, save_edits, saved_files, step_start, stream_folder
 from edit_hooks.deltas.saving.truncation import adapter_name, editor_of, rank_of_edit, truncated
 from edit_hooks.edit_report import EditReport
 from edit_hooks.inference.effects.edit_effects import EditEffects
@@ -54,6 +54,8 @@ class EditExport(NamedTuple):
         is_low_rank: whether an adapter can hold it.
         wrecked: names of files whose edits wreck the model, as measured when they were made.
         adapter: of an adapter: what a server needs to know.
+        sum_nlls: of edits that were made apart: mean negative log-likelihood of their own targets, each edit alone and
+            all together, in nats per token.
     """
 
     folder: Path
@@ -61,6 +63,7 @@ class EditExport(NamedTuple):
     is_low_rank: bool = True
     wrecked: tuple[str, ...] = ()
     adapter: AdapterFacts | None = None
+    sum_nlls: tuple[float, float] | None = None
 
 
 class AdapterFacts(NamedTuple):
@@ -203,6 +206,7 @@ def export_edits(
     delta.meta = {**base, **delta.meta}
     check_base(delta, lm.model, lm.identity, "the edit")
     AppliedDeltas(lm.model).check(delta)
+    sum_nlls = _nlls_in_sum(lm, deltas, delta)
     if file_format == "peft":
         truncation = None
         if rank is not None and delta.is_low_rank and delta.factors and rank_of_edit(delta) > rank:
@@ -211,10 +215,25 @@ def export_edits(
         revision = None if (given := model_options.get("revision")) is None else str(given)
         folder = export_peft(delta, out, base_model=None if lm.is_demo else str(lm.pretrained), revision=revision)
         name = adapter_name(editor_of(delta.meta), delta.checksum())
-        return EditExport(folder, out, wrecked=wrecked, adapter=AdapterFacts(name, rank_of_edit(delta), truncation))
+        return EditExport(folder, out, True, wrecked, AdapterFacts(name, rank_of_edit(delta), truncation), sum_nlls)
     folder = export_merged(lm.model, lm.tokenizer, delta, out)
     loadable = paths[0] if len(paths) == 1 else stream_folder(paths)
-    return EditExport(folder, loadable, delta.is_low_rank, wrecked)
+    return EditExport(folder, loadable, delta.is_low_rank, wrecked, sum_nlls=sum_nlls)
+
+
+def _nlls_in_sum(lm: EditedHFLM, deltas: Sequence[Delta], total: Delta) -> tuple[float, float] | None:
+    """:attr:`EditExport.sum_nlls`; ``None`` for one edit, steps of a stream, and edits without requests."""
+    parts = [[EditRequest.from_dict(one) for one in part.meta.get("requests", ())] for part in deltas]
+    if len(deltas) == 1 or not any(parts) or any(step_start(part.meta) for part in deltas):
+        return None
+    effects = EditEffects(lm.model, lm.tokenizer)
+    alone: list[float] = []
+    together: list[float] = []
+    for requests, part in zip(parts, deltas, strict=True):
+        own, summed = effects.target_nlls(requests, part, total)
+        alone += own.values()
+        together += summed.values()
+    return statistics.fmean(alone), statistics.fmean(together)
 
 
 def _truncate(lm: EditedHFLM, delta: Delta, rank: int, requests: Sequence[EditRequest]) -> tuple[Delta, Truncation]:

@@ -93,7 +93,7 @@ def read_deltas(paths: Sequence[str | Path], model: nn.Module, identity: ModelId
         deltas.append(delta)
     _check_chain([delta.meta for delta in deltas], "these edits")
     edits = [edit for delta in deltas for edit in _steps(delta.meta)]
-    if len(edits) > 1 and not all(_state_before(edit) for edit in edits):
+    if len(edits) > 1 and not all(step_start(edit) for edit in edits):
         log.warning(
             "%d edits are added, and not all of them are steps of one stream: each was made and measured without the "
             "others, and the effect of their sum is unknown. Evaluate it, or make them together (lm-edit edit "
@@ -125,7 +125,7 @@ def saved_files(path: str | Path) -> list[Path]:
         raise EditingError(f"{path} holds no saved edit; name a folder or a file that lm-edit edit has written.")
     _require_listed(path, files)
     metas = [Delta.load_meta(file) for file in files] if len(files) > 1 else []
-    if any(_state_before(meta) is None for meta in metas):
+    if any(step_start(meta) is None for meta in metas):
         raise EditingError(
             f"{path} holds {len(files)} saved edits, each made without the others. Name one of the files, or make the "
             "edits in one stream, whose folder can be named: lm-edit edit --sequential."
@@ -313,7 +313,7 @@ def _check_chain(edits: Sequence[Mapping[str, Any]], source: str) -> None:
     """Refuse steps of a stream unless the first starts at the unedited model and each other where the last ended."""
     state: object = UNEDITED_STATE
     for number, edit in enumerate(step for meta in edits for step in _steps(meta)):
-        state_before = _state_before(edit)
+        state_before = step_start(edit)
         if state_before is None:
             continue
         if state_before != state:
@@ -326,13 +326,13 @@ def _check_chain(edits: Sequence[Mapping[str, Any]], source: str) -> None:
 
 def _steps(meta: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Metadata of the edits in a sum, in order; a step of a stream is one edit, also if it is itself a sum."""
-    if "parts" not in meta or _state_before(meta) is not None:
+    if "parts" not in meta or step_start(meta) is not None:
         yield meta
         return
     for summand in meta["parts"]:
         yield from _steps(summand)
 
 
-def _state_before(edit: Mapping[str, Any]) -> object:
+def step_start(edit: Mapping[str, Any]) -> object:
     """Fingerprint of the weights before a step of a stream; ``None`` for other edits."""
     return (edit.get("description") or {}).get("state_before") or edit.get("state_before")

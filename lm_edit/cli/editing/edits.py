@@ -175,13 +175,15 @@ def _run_export(args: argparse.Namespace) -> int:
     from lm_edit.edits import export_edits
 
     export = export_edits(args.deltas, args.out, args.format, model_options(args), args.rank)
-    folder, loadable, is_low_rank, wrecked, adapter = export
+    folder, loadable, is_low_rank, wrecked, adapter, sum_nlls = export
     of_model, is_adapter = loading_options(args), args.format == "peft"
     demo = {} if args.pretrained else {"pretrained": "<folder of the demo model, see lm-edit demo>"}
     whole = {**demo, **of_model, "peft": folder} if is_adapter else {"pretrained": folder}
     say(f"written to {folder}")
     if wrecked:
         say(f"wrecked: {_wreck(wrecked)}, as measured when it was edited (first-token KL)")
+    if sum_nlls is not None:
+        say(f"NLL of the edits' targets: {sum_nlls[0]:.3f} each edit alone, {sum_nlls[1]:.3f} in the sum")
     if adapter is not None:
         _print_adapter(adapter, folder, str(whole.get("pretrained", "")))
     if is_adapter and "peft" in of_model:

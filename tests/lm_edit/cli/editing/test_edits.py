@@ -6,8 +6,10 @@ import errno
 import json
 import math
 import os
+import re
 import shlex
 import shutil
+import statistics
 
 import pytest
 import torch
@@ -95,6 +97,16 @@ def test_edits_are_printed_with_their_effect_and_the_commands_that_use_them(mode
         assert f"pretrained={model[1]},load_edit={out / 'edit-0.safetensors'} " in evaluate[0]
     command = shlex.split(export.removeprefix("export: lm-edit ").replace("<folder>", str(tmp_path / "adapter")))
     assert main([*command, "--device", "cpu"]) == 0 and (tmp_path / "adapter/adapter_config.json").is_file()
+    in_sum = "NLL of the edits' targets"
+    if grouping:  # a step is made on top of the earlier ones
+        assert in_sum not in capsys.readouterr().out
+    else:
+        paths = [str(path) for path in sorted(out.glob("*.safetensors"))]
+        assert main(["export", *paths, *model, "--format", "peft", "--out", str(tmp_path / "sum")]) == 0
+        (line,) = (line for line in printed_lines(capsys) if line.startswith(in_sum))
+        alone = statistics.fmean(entry["diagnostics"]["target_nll_after"] for entry in index)
+        found = [float(word) for word in re.findall(r"\d+\.\d+", line)]
+        assert found[0] == pytest.approx(alone, abs=2e-3) and found[0] != found[1]
 
 
 @pytest.mark.parametrize(
