@@ -50,8 +50,8 @@ def test_steps_from_the_store_and_new_ones_are_combined(editor):
             resumed = edit(2, [first, second])
             unbroken = edit(2, [move_delta(first, Remote), second])
         assert {tensor.device for tensor in resumed.stream_state.values()} <= {CPU}
-        updates = [*resumed.dense.values(), *(side for factor in resumed.factors.values() for side in factor[:2])]
-        assert {tensor.device for tensor in updates} <= {DEVICE}
+        assert {tensor.device for tensor in resumed.dense.values()} <= {DEVICE, CPU}  # those of fine-tuning wait there
+        assert {side.device for factor in resumed.factors.values() for side in factor[:2]} <= {DEVICE}
         local = (move_delta(delta, torch.Tensor.cpu) for delta in (resumed, unbroken))
         assert len({delta.checksum() for delta in local}) == 1
 

@@ -174,6 +174,7 @@ class CurvatureProjection:
 
     def __init__(self, factors: KFACFactors, energy: float, module: nn.Module) -> None:
         self.is_transposed = is_transposed(module)
+        self._placed: dict[Any, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         values_F, self.basis_FF = torch.linalg.eigh(factors.input_FF.double())
         values_D, self.basis_DD = torch.linalg.eigh(factors.gradient_DD.double())
         product_DF = values_D[:, None] * values_F
@@ -190,8 +191,11 @@ class CurvatureProjection:
 
     def __call__(self, update: torch.Tensor) -> torch.Tensor:
         """P(G) for an update, or several with an axis in front, in the stored orientation."""
-        basis_FF, basis_DD = self.basis_FF.to(update), self.basis_DD.to(update)
+        # Every step asks for the same place and precision, and the bases are as large as the factors.
+        if (place := (update.device, update.dtype)) not in self._placed:
+            self._placed = {place: (self.basis_FF.to(update), self.basis_DD.to(update), self.free_DF.to(update.device))}
+        basis_FF, basis_DD, free_DF = self._placed[place]
         update_DF = update.mT if self.is_transposed else update
-        masked_DF = (basis_DD.T @ update_DF @ basis_FF) * self.free_DF.to(update.device)
+        masked_DF = (basis_DD.T @ update_DF @ basis_FF) * free_DF
         projected_DF = basis_DD @ masked_DF @ basis_FF.T
         return (projected_DF.mT if self.is_transposed else projected_DF).contiguous()
