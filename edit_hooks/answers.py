@@ -311,8 +311,11 @@ class EditedAnswer(Generic[AnswerT_co]):
         return record
 
     @staticmethod
-    def from_json(record: Mapping[str, Any]) -> ModelResult:
+    def from_json(record: Mapping[str, Any], *, with_report: bool = True) -> ModelResult:
         """Inverse of :meth:`to_json`.
+
+        Args:
+            with_report: read the report on the edit, too; a reader of many answers may not need it.
 
         Raises:
             EditingError: for another format or an incomplete record.
@@ -322,7 +325,7 @@ class EditedAnswer(Generic[AnswerT_co]):
         try:
             return EditedAnswer(
                 final=_failed_from_json(record) if "error" in record else answer_from_json(record["answer"]),
-                edit=EditReport.from_json(record["edit"]) if "edit" in record else None,
+                edit=EditReport.from_json(record["edit"]) if with_report and "edit" in record else None,
                 position=StreamPosition(**record["stream"]) if "stream" in record else None,
                 stages=_stages_from_json(record),
             )

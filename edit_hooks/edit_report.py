@@ -6,7 +6,6 @@ nothing reads them by name but :class:`Optimization`, which lists the names that
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -195,8 +194,7 @@ class EditReport:
         rest = {name: numbers_again(value) for name, value in record.items() if name not in texts}
 
         def taken(kind: type[Any]) -> dict[str, Any]:
-            names = [item.name for item in dataclasses.fields(kind)]
-            return {name: rest.pop(name) for name in names if name in rest}
+            return {name: rest.pop(name) for name in kind.__dataclass_fields__ if name in rest}
 
         step = StreamStep(**taken(StreamStep)) if "step" in rest and "num_edits" in rest else None
         effects, cost = Effects.from_json(taken(Effects)), Cost(**taken(Cost))

@@ -29,6 +29,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from edit_hooks.assets.demo_name import DEMO_NAME
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.logs import BANNER, get_logger
+from edit_hooks.utils.scopes import without_collector
 from edit_hooks.utils.storage.files import blocks_of, cache_root, packaged_file, sha256_of
 from edit_hooks.utils.storage.json_io import read_json
 
@@ -260,15 +261,13 @@ def _read_once() -> Iterator[None]:
     """
     import gguf
 
-    reader, collecting = gguf.GGUFReader, gc.isenabled()
+    reader = gguf.GGUFReader
     gguf.GGUFReader = functools.cache(reader)
-    gc.disable()
     try:
-        yield
+        with without_collector():
+            yield
     finally:
         gguf.GGUFReader = reader
-        if collecting:
-            gc.enable()
 
 
 def _save_tokenizer(source: Path, result: Path) -> None:

@@ -20,50 +20,27 @@ EDIT_FIELDS = ("prompt", "subject", "target_new", "target_true")
 
 
 class Cases:
-    """Cases of all runs; what runs share is stored once.
+    """Cases of all runs as JSON texts; what runs share is stored once. The order in which cases come is irrelevant."""
 
-    Attributes:
-        questions: task -> document -> edits and questions, as the first run with this document has them.
-        answers: run -> task -> document -> answers in the order of the questions, scores, facts about the edit.
-    """
+    def __init__(self, documents: Iterable[CaseDocument] = ()) -> None:
+        # task -> run -> document -> (edits and questions; answers in their order, scores, facts about the edit)
+        self._texts: dict[str, dict[str, dict[int, tuple[str, str]]]] = {}
+        self._shared: dict[str, str] = {}
+        self.add(documents)
 
-    def __init__(self) -> None:
-        self.questions: dict[str, dict[int, dict[str, Json]]] = {}
-        self.answers: dict[str, dict[str, dict[int, dict[str, Json]]]] = {}
-
-    def add(self, document: CaseDocument) -> None:
-        """Add one case of a run."""
-        asked: dict[str, Json] = {
-            "case": document.case_id,
-            "category": document.category,
-            "edits": [{name: _text(edit.get(name)) for name in EDIT_FIELDS} for edit in document.edits],
-            "questions": [
-                [question.kind, _text(question.prompt), _text(question.wanted), _text(question.target), question.draw]
-                for question in document.questions
-            ],
-        }
-        answered: dict[str, Json] = {
-            "answers": [
-                {
-                    **{f"@{stage}": _response(answer) for stage, answer in question.answers.items()},
-                    **({} if question.unedited is None else {"unedited": _response(question.unedited)}),
-                }
-                for question in document.questions
-            ],
-            "scores": {name: plain(value) for name, value in document.metrics.items()},
-            "reasons": {name: _text(reason) for name, reason in document.reasons.items()},
-            "edit": {name: plain(value) for name, value in document.report.items() if name != "edited_texts"},
-        }
-        documents = self.questions.setdefault(document.task, {})
-        if documents.setdefault(document.doc_id, asked) != asked:
-            answered["asked"] = asked  # other prompts, as with the new fact in them
-        self.answers.setdefault(document.run, {}).setdefault(document.task, {})[document.doc_id] = answered
+    def add(self, documents: Iterable[CaseDocument]) -> None:
+        """Add cases of runs."""
+        for document in documents:
+            asked = _to_text(_asked(document))
+            answered = _to_text(_answered(document))
+            of_run = self._texts.setdefault(document.task, {}).setdefault(document.run, {})
+            of_run[document.doc_id] = self._shared.setdefault(asked, asked), answered
 
     def packed(self, budget: int) -> tuple[dict[str, Json], int]:
         """The cases of each task as compressed text, of at most ``budget`` bytes together.
 
-        A text is JSON (questions by document; answers by run and document), compressed by gzip and in base64: the page
-        unpacks a task when its cases are looked at.
+        A text is that of :meth:`of_task`, compressed by gzip and in base64: the page unpacks a task when its cases are
+        looked at.
 
         Returns:
             Task -> text, and k: of every task, the first of every k cases is kept; the same cases for all runs. 1: all
@@ -71,7 +48,7 @@ class Cases:
         """
         step, texts = 1, self._packed(1)
         if self._size_of(texts) > budget:
-            most = max(map(len, self.questions.values()), default=0)
+            most = max((len(self._documents(task)) for task in self._texts), default=0)
             step = self._size_of(texts) // max(budget, 1) + 1
             while step <= most and self._size_of(texts := self._packed(step)) > budget:
                 step += 1
@@ -80,40 +57,75 @@ class Cases:
         return texts, step
 
     def _packed(self, step: int) -> dict[str, Json]:
-        return {task: _pack(self.of_task(task, step)) for task in sorted(self.questions)}
+        return {task: _pack(self.of_task(task, step)) for task in sorted(self._texts)}
 
     @staticmethod
     def _size_of(texts: Mapping[str, Json]) -> int:
         return len(to_json(dict(texts)))
 
-    def of_task(self, task: str, step: int = 1) -> dict[str, Json]:
-        """The questions of a task and the answers of each run, of the first of every ``step`` documents."""
-        kept = sorted(self.questions[task])[::step]
-        answers: dict[str, Json] = {
-            run: {str(doc): tasks[task][doc] for doc in kept if doc in tasks[task]}
-            for run, tasks in sorted(self.answers.items())
-            if task in tasks
-        }
-        return {"questions": {str(doc): self.questions[task][doc] for doc in kept}, "answers": answers}
+    def _documents(self, task: str) -> list[int]:
+        return sorted({doc for documents in self._texts[task].values() for doc in documents})
+
+    def of_task(self, task: str, step: int = 1) -> str:
+        """The first of every ``step`` documents of a task, as JSON.
+
+        ``questions``: document -> edits and questions, as the first run with this document has them. ``answers``: run
+        -> document -> answers, with ``asked`` where the run has other prompts, as with the new fact in them.
+        """
+        kept = self._documents(task)[::step]
+        questions: dict[int, str] = {}
+        runs = []
+        for run, documents in sorted(self._texts[task].items()):
+            own = []
+            for doc in kept:
+                if doc in documents:
+                    asked, answered = documents[doc]
+                    is_other = questions.setdefault(doc, asked) is not asked
+                    own.append(f'"{doc}":{answered[:-1]},"asked":{asked}}}' if is_other else f'"{doc}":{answered}')
+            runs.append(f"{_to_text(run)}:{{{','.join(own)}}}")
+        asked_texts = ",".join(f'"{doc}":{questions[doc]}' for doc in kept)
+        return f'{{"answers":{{{",".join(runs)}}},"questions":{{{asked_texts}}}}}'
 
 
-def _pack(value: Json) -> str:
-    """Compressed JSON in base64; equal values give equal texts."""
-    text = json_text(value, compact=True, sort_keys=True, allow_nan=False)
+def _asked(document: CaseDocument) -> Json:
+    return {
+        "case": document.case_id,
+        "category": document.category,
+        "edits": [{name: _text(edit.get(name)) for name in EDIT_FIELDS} for edit in document.edits],
+        "questions": [
+            [question.kind, _text(question.prompt), _text(question.wanted), _text(question.target), question.draw]
+            for question in document.questions
+        ],
+    }
+
+
+def _answered(document: CaseDocument) -> Json:
+    return {
+        "answers": [
+            {
+                **{f"@{stage}": _response(answer) for stage, answer in question.answers.items()},
+                **({} if question.unedited is None else {"unedited": _response(question.unedited)}),
+            }
+            for question in document.questions
+        ],
+        "scores": {name: plain(value) for name, value in document.metrics.items()},
+        "reasons": {name: _text(reason) for name, reason in document.reasons.items()},
+        "edit": {name: plain(value) for name, value in document.report.items() if name != "edited_texts"},
+    }
+
+
+def _pack(text: str) -> str:
+    """Compressed text in base64; equal texts give equal ones."""
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
-def collect_cases(documents: Iterable[CaseDocument]) -> Cases:
-    """Read the cases of all runs, in the order of run, task and document, whatever that of the files."""
-    cases = Cases()
-    for document in sorted(documents, key=lambda document: (document.run, document.task, document.doc_id)):
-        cases.add(document)
-    return cases
+def _to_text(value: Json) -> str:
+    return json_text(value, compact=True, sort_keys=True, allow_nan=False)
 
 
 def to_json(value: Json) -> str:
     """Compact JSON that no HTML parser takes for a tag; sorted, without NaN."""
-    text = json_text(value, compact=True, sort_keys=True, allow_nan=False)
+    text = _to_text(value)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text

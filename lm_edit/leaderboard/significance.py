@@ -7,26 +7,24 @@ Correction: Holm. Ranks: Friedman's test with benchmarks as blocks, then Nemenyi
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edit_hooks.utils.errors import EditingError
 from lm_edit.results.statistics.case_scores import CaseScores
-from lm_edit.results.statistics.intervals import BATCH_NUMBERS, RESAMPLES, Values
+from lm_edit.results.statistics.intervals import BATCH_NUMBERS, RESAMPLES, TIE, Score, Values
 
 ALPHA = 0.05
 INSTALL_COMMAND = 'pip install "lm-eval-editing[leaderboard]"'
 PACKAGES = ("scipy", "statsmodels", "scikit_posthocs")
 MIN_EDITORS = 3
 MIN_BENCHMARKS = 3
-
-# (..., cases, components) -> (...)
-Score: TypeAlias = Callable[[Values], Values]
 
 
 class Comparison(NamedTuple):
@@ -88,9 +86,7 @@ def compare_runs(scores: CaseScores, others: CaseScores, *, permutations: int = 
     first, second = (one.of_cases(np.isin(one.documents, kept), num_seeds, edits) for one in (scores, others))
     if first.factors is None and not first.is_pooled and first.groups is None:
         return compare_pairs(_over_seeds(first.values), _over_seeds(second.values), permutations=permutations)
-    found = compare_pairs(
-        first.units(), second.units(), permutations=permutations, score=lambda units: first.of_sums(units.sum(axis=-4))
-    )
+    found = compare_pairs(first.units(), second.units(), permutations=permutations, score=first.of_sums)
     return found and found._replace(num_cases=len(kept))
 
 
@@ -105,11 +101,11 @@ def compare_pairs(
     """Compare two runs case by case; ``None`` if they share no scored case.
 
     Args:
-        values: (cases,) scores of the first run, NaN where unscored; or (cases, components) with ``score``.
+        values: (cases,) scores of the first run, NaN where unscored; or, with ``score``, (cases, *parts) terms of sums.
         others: those of the second run, in the same order of cases.
         permutations: of the permutation test, which is exact if there are fewer ways to swap the runs' cases.
         seed: of the permutations.
-        score: (..., cases, components) -> (...); default: the mean.
+        score: (..., *parts) sums over cases -> (...); default: the mean of the scores.
     """
     if values.shape != others.shape:
         raise ValueError(f"cases of shape {values.shape} and {others.shape} cannot be paired")
@@ -119,12 +115,13 @@ def compare_pairs(
         return None
     first, second = values[both], others[both]
     if score is not None:
-        difference = float(score(first) - score(second))
-        return Comparison("permutation", len(first), difference, _swaps(first, second, score, permutations, seed))
+        return Comparison("permutation", len(first), *_permutation(first, second, score, permutations, seed))
     difference = float(np.mean(first) - np.mean(second))
     if np.isin(first, (0.0, 1.0)).all() and np.isin(second, (0.0, 1.0)).all():
         return Comparison("mcnemar", len(first), difference, _mcnemar(first, second))
-    return Comparison("permutation", len(first), difference, _permutation(first - second, permutations, seed))
+    sums, others = first[:, np.newaxis], second[:, np.newaxis]
+    _, p = _permutation(sums, others, lambda totals: totals[..., 0] / len(first), permutations, seed)
+    return Comparison("permutation", len(first), difference, p)
 
 
 def _mcnemar(first: Values, second: Values) -> float:
@@ -134,51 +131,47 @@ def _mcnemar(first: Values, second: Values) -> float:
     return float(mcnemar(table, exact=True).pvalue)
 
 
-def _permutation(differences: Values, permutations: int, seed: int) -> float:
-    """Exact if all sign flips fit into ``permutations``. Cases without a difference change nothing and are left out."""
-    from scipy.stats import permutation_test
+def _permutation(first: Values, second: Values, score: Score, permutations: int, seed: int) -> tuple[float, float]:
+    """Difference and p-value: the runs swap their results, case by case; exact if all ways fit into ``permutations``.
 
-    changed = differences[differences != 0]
-    if len(changed) < 2:
-        return 1.0  # of a single difference, both signs are as extreme
-    result = permutation_test(
-        (changed,),
-        lambda sample, axis: np.sum(sample, axis=axis),
-        permutation_type="samples",
-        vectorized=True,
-        n_resamples=permutations,
-        batch=max(1, BATCH_NUMBERS // len(changed)),
-        rng=np.random.default_rng(seed),
-    )
-    return float(result.pvalue)
+    The p-value is that of ``scipy.stats.permutation_test``, for scores that follow from sums over cases: the sums of a
+    permutation are a product of its swaps with what a swap moves. Cases without a difference move nothing.
+    """
+    parts = first.shape[1:]
+    moves = (second - first).reshape(len(first), -1)
+    changed = moves.any(axis=1)
+    ours, theirs = first.sum(axis=0), second.sum(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        difference = float(score(ours) - score(theirs))
+    num_changed = int(changed.sum())
+    if num_changed < 2:
+        return difference, 1.0  # of a single difference, both signs are as extreme
+    is_exact = 2.0**num_changed <= permutations
+    drawn, moving = (2**num_changed, moves[changed]) if is_exact else (permutations, moves)
+    swaps = _all_swaps(num_changed) if is_exact else _kept_swaps(len(first), permutations, seed)
+    tie = TIE * max(1.0, abs(difference))
+    num_below = num_above = 0 if is_exact else 1  # the observed one, see Phipson and Smyth (2010)
+    step = max(1, BATCH_NUMBERS // len(moving))
+    for start in range(0, drawn, step):
+        several = np.unpackbits(swaps[start : start + step], axis=1, count=len(moving)).astype(np.float64)
+        moved = (several @ moving).reshape(-1, *parts)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found = score(ours + moved) - score(theirs - moved)
+        num_below += int((found <= difference + tie).sum())
+        num_above += int((found >= difference - tie).sum())
+    return difference, min(1.0, 2 * min(num_below, num_above) / (drawn + (not is_exact)))
 
 
-def _swaps(first: Values, second: Values, score: Score, permutations: int, seed: int) -> float:
-    """The permutation test for scores that are no mean over cases: runs swap their results, case by case."""
-    from scipy.stats import permutation_test
+def _all_swaps(num_cases: int) -> NDArray[np.uint8]:
+    """Every choice of cases: (2 ** cases, bytes), a bit per case."""
+    numbers = np.arange(2**num_cases)[:, np.newaxis]
+    return np.packbits((numbers >> np.arange(num_cases)) & 1, axis=1)
 
-    pool = np.concatenate([first, second])
-    changed = ~((first == second) | (np.isnan(first) & np.isnan(second))).all(axis=tuple(range(1, first.ndim)))
-    if changed.sum() < 2:
-        return 1.0
-    cases = np.arange(len(first))
-    kept = cases[~changed]
 
-    def difference(ours: NDArray[np.int64], theirs: NDArray[np.int64], axis: int) -> Values:
-        shape = (*ours.shape[:-1], len(kept))
-        same = np.broadcast_to(kept, shape)
-        return score(pool[np.concatenate([ours, same], -1)]) - score(pool[np.concatenate([theirs, same], -1)])
-
-    result = permutation_test(
-        (cases[changed], cases[changed] + len(first)),
-        difference,
-        permutation_type="samples",
-        vectorized=True,
-        n_resamples=permutations,
-        batch=max(1, BATCH_NUMBERS // pool.size),
-        rng=np.random.default_rng(seed),
-    )
-    return float(result.pvalue)
+@functools.lru_cache(maxsize=4)
+def _kept_swaps(num_cases: int, permutations: int, seed: int) -> NDArray[np.uint8]:
+    """The cases that each permutation swaps: (permutations, bytes), a bit per case; columns of a task share them."""
+    return np.random.default_rng(seed).integers(0, 256, (permutations, -(-num_cases // 8)), dtype=np.uint8)
 
 
 def corrected(comparisons: Sequence[Comparison | None], num_tests: int | None = None) -> list[Comparison | None]:

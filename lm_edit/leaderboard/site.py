@@ -9,18 +9,20 @@ from typing import NamedTuple
 import pandas as pd
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.scopes import without_collector
 from edit_hooks.utils.storage.files import blocks_of
-from lm_edit.leaderboard.cases import collect_cases
+from lm_edit.leaderboard.cases import Cases
 from lm_edit.leaderboard.columns import describe_case_sets, find_columns
 from lm_edit.leaderboard.published import columns_named, published_rows
 from lm_edit.leaderboard.render_html import MAX_MEGABYTES, render_html
 from lm_edit.leaderboard.render_text import CSV_HEADER, GENERATOR, render_csv, render_latex, render_markdown
 from lm_edit.leaderboard.table import build_board, refuse_two_files
-from lm_edit.results.answers.documents import load_cases_and_documents
+from lm_edit.results.answers.documents import cases_and_documents
 from lm_edit.results.files.runs import ResultFile
 from lm_edit.results.filters import SAMPLE_FILE, filter_rows, places_of, rows_at
+from lm_edit.results.schema import CASE_COLUMNS
 from lm_edit.results.statistics.intervals import RESAMPLES
-from lm_edit.results.tables import ResultSet, load_results
+from lm_edit.results.tables import ResultSet, load_results, make_frame
 
 FILES = ("index.html", "leaderboard.md", "leaderboard.csv", "leaderboard.tex")
 MARKED_BYTES = 2000  # of the beginning of a file, which has the marker
@@ -86,11 +88,16 @@ def make_site(
     first = columns_named(columns) if columns else None
     read = ResultSet.of(paths)
     results = filter_rows(load_results(read), only)
-    cases, documents = load_cases_and_documents(read, places_of(results, SAMPLE_FILE), progress=progress)
-    board = build_board(results, cases, resamples=resamples or RESAMPLES, first=first)
+    single, frames = Cases(), [make_frame([], CASE_COLUMNS)]
+    with without_collector():
+        for frame, documents in cases_and_documents(read, places_of(results, SAMPLE_FILE), progress=progress):
+            frames.append(frame)
+            single.add(documents)
+    cases = pd.concat(frames, ignore_index=True)
+    board = build_board(results, cases, resamples=resamples or RESAMPLES, first=first, progress=progress)
     printed = published_rows(board.columns, published)
     shown = published_rows(board.default_columns, published)
-    page, note = render_html(board, printed, collect_cases(documents), title, max_megabytes * 10**6, reload_seconds)
+    page, note = render_html(board, printed, single, title, max_megabytes * 10**6, reload_seconds)
     files = {
         "index.html": page,
         "leaderboard.md": f"<!-- {GENERATOR} -->\n\n{render_markdown(board, board.default_columns, shown)}",

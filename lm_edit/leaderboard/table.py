@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+from tqdm import tqdm
 
 from edit_hooks.utils.errors import EditingError
 from lm_edit.leaderboard import significance
@@ -47,6 +48,7 @@ def build_board(
     *,
     resamples: int = RESAMPLES,
     first: Mapping[str, Sequence[tuple[str, str]]] | None = None,
+    progress: bool = False,
 ) -> Board:
     """Compute the leaderboard.
 
@@ -55,6 +57,7 @@ def build_board(
         cases: as :func:`lm_edit.load_cases` returns them; may have more runs.
         resamples: of every bootstrap and permutation test.
         first: columns that are shown first, see :func:`find_columns`.
+        progress: show a bar on a terminal.
 
     Raises:
         EditingError: for no results, runs of a column that were not computed in the same way, and missing libraries.
@@ -77,7 +80,7 @@ def build_board(
                 without_scores=OF_GROUP if key in groups else NO_SAMPLES,
             )
             cell.interval, cell.note = found.interval, _note(found)
-    return Board(tuple(columns), tuple(_sections(rows, columns, resamples)), resamples)
+    return Board(tuple(columns), tuple(_sections(rows, columns, resamples, progress)), resamples)
 
 
 def refuse_two_files(results: pd.DataFrame) -> None:
@@ -220,7 +223,7 @@ def _count(value: object) -> int:
     return 0 if is_missing(value) else int(float(str(value)))
 
 
-def _sections(rows: Sequence[Row], columns: Sequence[Column], resamples: int) -> Iterable[Section]:
+def _sections(rows: Sequence[Row], columns: Sequence[Column], resamples: int, progress: bool) -> Iterable[Section]:
     models = list(dict.fromkeys(row.key.model for row in rows))
     for model in models:
         own = [row for row in rows if row.key.model == model]
@@ -231,10 +234,10 @@ def _sections(rows: Sequence[Row], columns: Sequence[Column], resamples: int) ->
             if not row.is_reference:
                 groups.setdefault((row.key.acts_in_prompt, row.key.regime), []).append(row)
         if not groups:
-            yield _section(title, references, [], columns, resamples)
+            yield _section(title, references, [], columns, resamples, progress)
         for (in_prompt, regime), editors in sorted(groups.items(), key=lambda item: (item[0][0], _order(item[0][1]))):
             kind = "editors that act through the prompt, " if in_prompt else ""
-            yield _section(f"{title}: {kind}{regime}", references, editors, columns, resamples)
+            yield _section(f"{title}: {kind}{regime}", references, editors, columns, resamples, progress)
 
 
 def _model_title(model: Sequence[str], models: Sequence[Sequence[str]]) -> str:
@@ -253,12 +256,17 @@ def _order(regime: str) -> tuple[bool, bool, str]:
 
 
 def _section(
-    title: str, references: Sequence[Row], editors: Sequence[Row], columns: Sequence[Column], resamples: int
+    title: str,
+    references: Sequence[Row],
+    editors: Sequence[Row],
+    columns: Sequence[Column],
+    resamples: int,
+    progress: bool,
 ) -> Section:
     # The cells of the unedited model are shared by the sections of a model; nothing in them depends on the section.
     _distinguish(editors)
     _distinguish(references)
-    for column in columns:
+    for column in tqdm(columns, desc="Testing", unit="column", disable=None if progress else True):
         if column.higher_is_better is not None:
             _rank(editors, column)
             _compare(references, editors, column, resamples)

@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from lm_eval.api.model import LM
-
 from edit_hooks.prompt_context import AUTO, read_separator
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.logs import get_logger
@@ -222,6 +220,8 @@ def model_parameters() -> set[str]:
     A class that passes arguments on names further ones in its attribute ``option_names``.
     """
     names: set[str] = set()
+    from lm_eval.api.model import LM  # imports much that readers of results do without
+
     for model_class in _subclasses(LM):
         names |= set(getattr(model_class, "option_names", ()))
         for base in model_class.__mro__:

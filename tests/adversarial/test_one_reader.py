@@ -36,7 +36,6 @@ ALLOWED = {
     "lm_eval_tasks/report/printing/anomalies.py": "the summary of edits inside the results of this run",
     "edit_hooks/utils/storage/hashing.py": "source code of this package",
     "edit_hooks/utils/storage/pinned_file.py": "downloads, and the digest that it wrote beside one",
-    "edit_hooks/utils/storage/json_io.py": "the reader of JSON",
     "edit_hooks/utils/storage/sqlite_cache.py": "the first bytes of a database",
     "judges/model/verdict_store.py": "rows of a cache whose checksums are compared",
     "judges/model/writer.py": "rows of a cache whose checksums are compared",

@@ -7,10 +7,12 @@ passes half surrogate pairs on to a file, which cannot hold them; :func:`json_te
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -46,15 +48,8 @@ def parse_json(text: str, where: str, *, advice: str = "", finite: bool = True, 
         EditingError: for malformed text, repeated keys, numbers that are not finite or too long, and deep nesting.
     """
     advice = f" {advice}" if advice else ""
-    accept_constant = None if finite else float
     try:
-        content = json.loads(
-            text,
-            object_pairs_hook=_unique_keys,
-            parse_float=_finite if finite else None,
-            parse_int=_whole,
-            parse_constant=accept_constant or _refuse_constant,
-        )
+        content = _decoder(finite).decode(text)
         if text.count("[") + text.count("{") > MAX_DEPTH:
             _refuse_depth(content)
         if halves != "keep" and _SURROGATE.search(text):
@@ -161,12 +156,21 @@ def _json_lines(path: Path, text: str, finite: bool, halves: Halves) -> Iterator
         number += 1
 
 
+@functools.cache
+def _decoder(finite: bool) -> json.JSONDecoder:
+    return json.JSONDecoder(
+        object_pairs_hook=_unique_keys,
+        parse_float=_finite if finite else None,
+        parse_int=_whole,
+        parse_constant=_refuse_constant if finite else float,
+    )
+
+
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    mapping: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in mapping:
-            raise _Refused(f"the key {key[:80]!r} occurs twice in one object; keep one of them")
-        mapping[key] = value
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        repeated = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise _Refused(f"the key {repeated[:80]!r} occurs twice in one object; keep one of them")
     return mapping
 
 

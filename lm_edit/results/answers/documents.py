@@ -134,24 +134,22 @@ def load_documents(
         yield from _documents(current, [_read(*place) for place in group])
 
 
-def load_cases_and_documents(
+def cases_and_documents(
     results: ResultSet, places: Collection[tuple[str, ...]], *, progress: bool = False
-) -> tuple[pd.DataFrame, list[CaseDocument]]:
-    """What :func:`~lm_edit.results.tables.load_cases` and :func:`load_documents` return; each sample file is read once.
+) -> Iterator[tuple[pd.DataFrame, list[CaseDocument]]]:
+    """Yield what :func:`~lm_edit.results.tables.load_cases` and :func:`load_documents` return, task by task.
+
+    Each sample file is read once, and the samples of one task at a time are in memory.
 
     Args:
         places: (file, task) of the results whose cases are wanted; those without samples are left out.
         progress: show a bar on a terminal.
     """
-    rows: list[dict[str, Any]] = []
-    documents: list[CaseDocument] = []
     groups = _same_results(results, places, require_samples=False)
     for group in tqdm(groups, desc="Reading samples", unit="task", disable=None if progress else True):
         parts = [_read(*place) for place in group]
-        for part in parts:
-            rows += current_cases(results, *part)
-        documents += _documents(results, parts)
-    return make_frame(rows, CASE_COLUMNS), documents
+        rows = [row for part in parts for row in current_cases(results, *part)]
+        yield make_frame(rows, CASE_COLUMNS), list(_documents(results, parts))
 
 
 class _Part(NamedTuple):
@@ -218,6 +216,7 @@ def task_documents(file: ResultFile, task: str, samples: Samples | None = None) 
     """
     about = TaskFacts(file, task)
     of_task = {name: about.columns[name] for name in ("task_version", "data_hash")}
+    of_task |= {"run": file.facts.run, "file": str(file.path), "protocol": about.protocol, "judge": about.judge}
     by_doc: dict[int, list[tuple[str, Mapping[str, Any]]]] = {}
     for where, sample in file.samples(task) if samples is None else samples:
         by_doc.setdefault(sample["doc_id"], []).append((where, sample))
@@ -227,12 +226,8 @@ def task_documents(file: ResultFile, task: str, samples: Samples | None = None) 
             doc = first["doc"] if isinstance(first["doc"], Mapping) else {}
             metrics, reasons = _metrics([sample for _, sample in own], about.metrics)
             document = CaseDocument(
-                run=file.facts.run,
-                file=str(file.path),
                 task=task,
                 **of_task,
-                protocol=about.protocol,
-                judge=about.judge,
                 doc_id=doc_id,
                 case_id=str(doc.get("case_id", doc_id)),
                 category=str(doc.get("category") or ""),
@@ -280,7 +275,7 @@ def _questions(sample: Mapping[str, Any], doc: Mapping[str, Any], scores_outside
         probe, argument = request.probe, arguments[number]
         stops = [] if request.target is not None else saved_stops(argument["arg_1"], request.decoding)
         saved = sample["resps"][number][0]
-        response = read_saved_response(saved) if isinstance(saved, str) else saved
+        response = read_saved_response(saved, with_report=False) if isinstance(saved, str) else saved
         answers: dict[str, Answer] = {}
         if isinstance(response, EditedAnswer):
             stages = answers_by_stage(response, scores_outside)

@@ -16,12 +16,11 @@ from judges.base import Item
 from lm_edit.results.answers.sample_files import SampleFile, current_sample_files
 from lm_edit.results.files.sample_rows import read_samples
 from lm_edit.results.files.shape import as_saved
-from lm_eval_tasks.common.asking.answers import Answer, read_answer, unedited_answer, why_no_answer
+from lm_eval_tasks.common.asking.answers import NOT_IN_STREAM, Answer, read_answer, unedited_answer, why_no_answer
 from lm_eval_tasks.common.asking.generation import stop_strings
 from lm_eval_tasks.common.asking.probes import NO_GOLD, NO_QUESTION, case_requests, why_not_judged
 from lm_eval_tasks.common.records.cases import NEIGHBORHOOD
 from lm_eval_tasks.common.scoring.population import PRE_EDIT
-from lm_eval_tasks.common.task.stages import NOT_IN_STREAM
 
 log = get_logger(__name__)
 
@@ -184,13 +183,15 @@ def _failure(answer: Answer) -> str | None:
 _PREFIX = json.dumps({"format": FORMAT})[:-1]  # the beginning of the JSON text of an EditedAnswer
 
 
-def read_saved_response(saved: str) -> ModelResult | str:
+def read_saved_response(saved: str, *, with_report: bool = True) -> ModelResult | str:
     """Parse a response of a sample file.
 
     It is the JSON text of an `edited_hf` answer. Any other text is returned unchanged.
+
+    Args:
+        with_report: read the report on the edit, too, which the sample itself has as well.
     """
-    return (
-        EditedAnswer.from_json(parse_json(saved, "a saved answer", finite=False, halves="replace"))
-        if saved.startswith(_PREFIX)
-        else saved
-    )
+    if not saved.startswith(_PREFIX):
+        return saved
+    record = parse_json(saved, "a saved answer", finite=False, halves="replace")
+    return EditedAnswer.from_json(record, with_report=with_report)

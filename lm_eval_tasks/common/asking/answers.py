@@ -36,6 +36,7 @@ UNFINISHED = (
     "(max_thought_tokens=... in --model_args), or drop think_end_token for a model that does not think"
 )
 
+NOT_IN_STREAM = "not among this run's edits"  # of a case, which is not scored
 NOT_FINITE = (
     "the logits are not finite (NaN or infinity), so there is no answer: an edit broke the model, or its precision "
     "overflows (try smaller steps, or dtype=float32)"

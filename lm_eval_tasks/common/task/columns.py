@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+from lm_eval_tasks.common.asking.answers import NOT_IN_STREAM
 from lm_eval_tasks.common.scoring.aggregation import AGGREGATIONS, STANDARD_ERRORS, retention_matrix
 from lm_eval_tasks.common.scoring.breakdown import breakdown_columns
 from lm_eval_tasks.common.scoring.measures import Score
 from lm_eval_tasks.common.scoring.metric_list import is_rate
-from lm_eval_tasks.common.task.stages import NOT_IN_STREAM, RETENTION, StreamStages
+from lm_eval_tasks.common.task.stages import RETENTION, StreamStages
 
 Aggregation: TypeAlias = Callable[[Sequence[Any]], Any]
 

@@ -29,9 +29,8 @@ from edit_hooks.answers import (
 from edit_hooks.utils.errors import EditingError
 from judges.base import Verdict
 from lm_eval_tasks.common import settings as task_settings
+from lm_eval_tasks.common.asking.answers import NOT_IN_STREAM
 from lm_eval_tasks.common.task.harness import filter_classes
-
-NOT_IN_STREAM = "not among this run's edits"
 
 RETENTION = "retention"
 

@@ -40,6 +40,7 @@ from edit_hooks.prompt_context import SPACE, ChatTemplate, answer_separator
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.settings.options import check_generation_kwargs
+from lm_eval_tasks.common.asking.answers import NOT_IN_STREAM
 from lm_eval_tasks.common.asking.documents import build_documents
 from lm_eval_tasks.common.asking.generation import (
     after_prompt,
@@ -76,7 +77,6 @@ from lm_eval_tasks.common.task.columns import SUMMARY_COLUMNS, DeclaredColumn, c
 from lm_eval_tasks.common.task.harness import Documents, HarnessTask
 from lm_eval_tasks.common.task.judge_filter import add_judge, describe_verdicts
 from lm_eval_tasks.common.task.stages import (
-    NOT_IN_STREAM,
     RETENTION,
     StreamStages,
     filter_all_stages,

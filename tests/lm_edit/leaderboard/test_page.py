@@ -16,7 +16,7 @@ pytest.importorskip("scikit_posthocs", reason="the statistics are in the extra l
 
 from board_frames import document, frames
 
-from lm_edit.leaderboard.cases import MAX_TEXT, collect_cases, to_json
+from lm_edit.leaderboard.cases import MAX_TEXT, Cases, to_json
 from lm_edit.leaderboard.render_html import render_html
 from lm_edit.leaderboard.table import build_board
 
@@ -41,7 +41,7 @@ def cases_of(page: str, task: str) -> Any:
 
 def test_answers_are_data_and_come_back_unchanged(made_up):
     board, documents = made_up
-    page, note = render_html(board, [], collect_cases(documents), HOSTILE)
+    page, note = render_html(board, [], Cases(documents), HOSTILE)
     assert note == "" and page.count("<script") == 3 and page.count("</script>") == 3
     assert "<img" not in page and "<!--" not in page
     saved, run = cases_of(page, "bake_es"), documents[0].run
@@ -51,7 +51,7 @@ def test_answers_are_data_and_come_back_unchanged(made_up):
 
 def test_the_policy_allows_this_script_and_style_alone(made_up):
     board, documents = made_up
-    page, _ = render_html(board, [], collect_cases(documents), "@@board@@")
+    page, _ = render_html(board, [], Cases(documents), "@@board@@")
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]
     script = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     style = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
@@ -66,17 +66,17 @@ def test_the_policy_allows_this_script_and_style_alone(made_up):
 
 def test_equal_inputs_give_equal_bytes(made_up):
     board, documents = made_up
-    pages = {render_html(board, [], collect_cases(order), "t")[0] for order in (documents, documents[::-1])}
+    pages = {render_html(board, [], Cases(order), "t")[0] for order in (documents, documents[::-1])}
     assert len(pages) == 1
 
 
 def test_cases_are_thinned_by_the_stated_rule(made_up):
     """The same cases of all runs, as many as fit, and none in silence."""
-    cases = collect_cases(made_up[1])
+    cases = Cases(made_up[1])
     whole, step = cases.packed(10**9)
     assert step == 1 and whole == cases.packed(len(to_json(whole)))[0]
-    assert len(cases.of_task("bake_es")["questions"]) == 8
-    third = cases.of_task("bake_es", 3)
+    assert len(json.loads(cases.of_task("bake_es"))["questions"]) == 8
+    third = json.loads(cases.of_task("bake_es", 3))
     assert [list(one) for one in (third["questions"], *third["answers"].values())] == [["0", "3", "6"]] * 3
     texts, step = cases.packed(len(to_json(whole)) - 1)
     assert step > 1 and len(to_json(texts)) < len(to_json(whole)) and texts == cases._packed(step)
@@ -85,25 +85,25 @@ def test_cases_are_thinned_by_the_stated_rule(made_up):
 
 def test_the_page_stays_below_its_limit(made_up):
     board, documents = made_up
-    full, _ = render_html(board, [], collect_cases(documents), "t")
+    full, _ = render_html(board, [], Cases(documents), "t")
     assert cases_of(full, "bake_es")["questions"].keys() == {str(number) for number in range(8)}
     limit = len(full.encode())
-    page, note = render_html(board, [], collect_cases(documents), "t", limit)
+    page, note = render_html(board, [], Cases(documents), "t", limit)
     assert len(page.encode()) <= limit and note in block(page, "board")["thinned"]
     assert note.startswith("The page shows") and "(--max-mb)" in note
 
 
 def test_long_texts_are_cut_with_a_note():
     row = {"run": "r", "task": "t", "metric": "m", "editor": "e"}
-    cases = collect_cases([document(row, 0, "x" * (MAX_TEXT + 7))])
-    text = cases.answers["r"]["t"][0]["answers"][0]["@"]["text"]
+    cases = Cases([document(row, 0, "x" * (MAX_TEXT + 7))])
+    text = json.loads(cases.of_task("t"))["answers"]["r"]["0"]["answers"][0]["@"]["text"]
     assert text == "x" * MAX_TEXT + " [... 7 more characters]"
 
 
 def test_infinite_scores_are_texts_that_javascript_reads():
     results, cases = frames({editor: {"wiki/ppl": [1.0, 2.0]} for editor in ("rome", "memit", "ft")})
     results["value"] = [float("inf"), float("-inf"), float("nan")]
-    page, _ = render_html(build_board(results, cases, resamples=99), [], collect_cases([]), "t")
+    page, _ = render_html(build_board(results, cases, resamples=99), [], Cases([]), "t")
     rows = block(page, "board")["sections"][0]["rows"]
     assert {row["label"]: row["cells"]["0"]["value"] for row in rows} == {
         "rome": "Infinity", "memit": "-Infinity", "ft": None,
@@ -112,6 +112,6 @@ def test_infinite_scores_are_texts_that_javascript_reads():
 
 def test_lone_surrogates_and_numbers_that_json_lacks():
     row = {"run": "r", "task": "t", "metric": "m", "editor": "e"}
-    text = to_json(collect_cases([document(row, 0, "\ud83d", value=float("nan"))]).answers["r"])
+    text = Cases([document(row, 0, "\ud83d", value=float("nan"))]).of_task("t")
     text.encode("utf-8")
-    assert json.loads(text)["t"]["0"]["scores"] == {"m,none": None}
+    assert json.loads(text)["answers"]["r"]["0"]["scores"] == {"m,none": None}

@@ -23,7 +23,7 @@ from playwright.sync_api import expect
 
 import lm_edit
 from lm_edit import CaseDocument, SavedQuestion, SavedResponse
-from lm_edit.leaderboard.cases import collect_cases
+from lm_edit.leaderboard.cases import Cases
 from lm_edit.leaderboard.render_html import render_html
 from lm_edit.leaderboard.table import build_board
 
@@ -50,7 +50,7 @@ def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     ) -> Any:
         results, cases = (pd.concat(tables, ignore_index=True) for tables in zip(*parts, strict=True))
         results.attrs["groups"] = parts[0][0].attrs.get("groups", {})
-        text, _ = render_html(build_board(results, cases, resamples=99), [], collect_cases(documents), "t")
+        text, _ = render_html(build_board(results, cases, resamples=99), [], Cases(documents), "t")
         path = tmp_path / "index.html"
         path.write_text(edit(text), encoding="utf-8")
         return visits.open(path, fragment)

@@ -83,6 +83,31 @@ def test_permutation_test_on_the_example_of_r():
     assert comparison.p == pytest.approx(np.mean(sums >= (first - second).sum() - 1e-12))
 
 
+@pytest.mark.parametrize(("num_cases", "permutations"), [(8, 999), (40, 4999)])
+@pytest.mark.parametrize("is_ratio", [False, True])
+def test_permutation_tests_are_those_of_scipy(num_cases: int, permutations: int, is_ratio: bool):
+    """Equal where all 2^8 swaps are counted; of drawn ones, within four standard errors of scipy's p-value."""
+    generator = np.random.default_rng(num_cases)
+    first, second = generator.uniform(0.2, 1, (num_cases, 2)), generator.uniform(0, 1, (num_cases, 2))
+    second[::4] = first[::4]  # cases without a difference
+    if not is_ratio:
+        first[:, 1] = second[:, 1] = 1
+
+    def difference(ours: np.ndarray, theirs: np.ndarray, axis: int) -> np.ndarray:
+        both = [np.concatenate([first, second])[rows.astype(int)].sum(axis=-2) for rows in (ours, theirs)]
+        return both[0][..., 0] / both[0][..., 1] - both[1][..., 0] / both[1][..., 1]
+
+    rows = (np.arange(num_cases), num_cases + np.arange(num_cases))
+    options = {"permutation_type": "samples", "n_resamples": permutations, "rng": np.random.default_rng(1)}
+    expected = stats.permutation_test(rows, difference, vectorized=True, **options).pvalue
+    found = compare_pairs(first, second, permutations=permutations, score=lambda sums: sums[..., 0] / sums[..., 1])
+    if not is_ratio:
+        means = compare_pairs(first[:, 0], second[:, 0], permutations=permutations)
+        assert found is not None and means is not None and found.p == means.p
+    tolerance = 1e-9 if 2**num_cases <= permutations else 4 * math.sqrt(2 * expected / permutations)
+    assert found is not None and found.p == pytest.approx(expected, abs=tolerance)
+
+
 def test_unscored_cases_are_left_out_of_both_runs():
     comparison = compare_pairs(array(1, None, 1, 1), array(0, 0, None, 1))
     assert comparison == Comparison("mcnemar", 2, 0.5, 1.0)
