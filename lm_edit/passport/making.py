@@ -38,7 +38,7 @@ log = get_logger("lm_eval.edited_hf")
 
 # Part -> what it asks; the order of a passport.
 PARTS: dict[str, str] = {
-    "holds": QUESTIONS["holds"].question,
+    "efficacy": QUESTIONS["efficacy"].question,
     "chat": "Does the model give the new answer in its chat template?",
     "generalizes": QUESTIONS["generalizes"].question,
     "reverses": QUESTIONS["reverses"].question,
@@ -54,7 +54,7 @@ PARTS: dict[str, str] = {
 }
 # Chapter -> its parts; a chapter may be named in place of its parts.
 CHAPTERS: dict[str, tuple[str, ...]] = {
-    "holds": ("holds", "chat", "generalizes", "reverses", "questions", "hops"),
+    "holds": ("efficacy", "chat", "generalizes", "reverses", "questions", "hops"),
     "broke": ("divergence", "neighbors", "abilities"),
     "lasts": ("trained", "quantized", "merged"),
     "gives-away": ("subjects",),
@@ -92,11 +92,10 @@ def chosen_parts(names: Sequence[str]) -> list[str]:
     Raises:
         EditingError: for an unknown name.
     """
-    known = {**CHAPTERS, **{part: (part,) for part in PARTS if part != "holds"}}
+    known = {**CHAPTERS, **{part: (part,) for part in PARTS}}
     if unknown := [name for name in names if name not in known]:
         raise EditingError(
-            f"part {unknown[0]!r} is unknown. Accepted: {', '.join(CHAPTERS)}, or single parts: "
-            f"{', '.join(part for part in PARTS if part not in CHAPTERS)}."
+            f"part {unknown[0]!r} is unknown. Accepted: {', '.join(CHAPTERS)}, or single parts: {', '.join(PARTS)}."
         )
     wanted = {part for name in names for part in known[name]}
     return [part for part in PARTS if part in wanted]
@@ -234,8 +233,8 @@ class _Maker:
         settings = {"data": str(self.file), **options.pop("settings", {})}
         return self.asking.scores(lm, columns, settings, chosen=self.facts.chosen, **options)
 
-    def _holds(self) -> Part:
-        part = self._ask("holds")
+    def _efficacy(self) -> Part:
+        part = self._ask("efficacy")
         return dataclasses.replace(part, scores=[self._target_nll(), *part.scores])
 
     def _target_nll(self) -> PassportScore:

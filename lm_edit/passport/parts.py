@@ -25,7 +25,7 @@ class Questions(NamedTuple):
 
 
 QUESTIONS: dict[str, Questions] = {
-    "holds": Questions(
+    "efficacy": Questions(
         "Does the edit prompt give the new answer, by likelihood and in a free answer?",
         [
             TaskColumn("counterfact_flat_es", "efficacy_prob"),

@@ -87,7 +87,7 @@ def test_scores_are_those_of_the_result_files_and_of_the_model(
     out, edits, _ = run
     rows = load_results(out / "runs" / "01")
     (row,) = rows[(rows["metric"] == "efficacy_prob") & (rows["stage"] == "")].to_dict("records")
-    (score,) = (one for one in _part(content, "holds")["scores"] if one["name"] == "efficacy_prob")
+    (score,) = (one for one in _part(content, "efficacy")["scores"] if one["name"] == "efficacy_prob")
     assert (score["value"], score["n"]) == (row["value"], 2) and score["interval"][0] <= score["value"]
     lm = EditedHFLM(str(tiny_path("llama")), device="cpu", store="off", load_edit=str(edits))
     nlls = []
@@ -96,12 +96,12 @@ def test_scores_are_those_of_the_result_files_and_of_the_model(
         doc = {"edit_requests": [{**request, "target_true": "Oslo"}]}
         (answer,) = lm.loglikelihood([instance(doc, prompt, target)], disable_tqdm=True)
         nlls.append(-answer.final.logprob / answer.final.num_tokens)
-    (measured,) = (one for one in _part(content, "holds")["scores"] if one["name"] == "target_nll")
+    (measured,) = (one for one in _part(content, "efficacy")["scores"] if one["name"] == "target_nll")
     assert measured["value"] == pytest.approx(sum(nlls) / 2, abs=1e-4) and measured["value"] < measured["before"]
 
 
 def test_changes_of_the_model_are_checked_and_compared_with_the_edited_model(content: dict[str, Any]) -> None:
-    held = next(one for one in _part(content, "holds")["scores"] if one["name"] == "target_nll")["value"]
+    held = next(one for one in _part(content, "efficacy")["scores"] if one["name"] == "target_nll")["value"]
     for name in CHAPTERS["lasts"]:
         part = _part(content, name)
         nll = part["scores"][0]
