@@ -57,7 +57,7 @@ class ColumnMemory(NamedTuple):
     def at(self, columns_P: torch.Tensor) -> torch.Tensor:
         """The columns [D, P] of M."""
         position_F = self.columns_K.new_full((int(torch.cat([self.columns_K, columns_P]).max()) + 1,), -1)
-        position_F[self.columns_K] = torch.arange(len(self.columns_K))
+        position_F[self.columns_K] = torch.arange(len(self.columns_K), device=self.columns_K.device)
         position_P = position_F[columns_P]
         is_stored_P = position_P >= 0
         values_DP = self.values_DK.new_zeros(len(self.values_DK), len(columns_P))

@@ -67,7 +67,10 @@ def test_the_reference_engine_likewise(editor):
 
 @pytest.mark.parametrize(
     "editor",
-    ["memit", "grace", "wise", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ft_m", "melo", "defer"))],
+    [
+        *("memit", "grace", "wise", "memoir"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ft_m", "melo", "defer", "neural_db")),
+    ],
 )
 def test_an_edited_model_is_read_as_on_one_device(editor):
     subject = Subject(editor, "llama")

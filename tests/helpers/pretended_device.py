@@ -118,9 +118,9 @@ def _result_device(operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     homes = {_home(tensor) for tensor in tensors if isinstance(tensor, Remote) or tensor.dim()} or {CPU}
     first = _home(args[0]) if args and isinstance(args[0], torch.Tensor) else next(iter(homes))
-    if operation in INDEXING:  # indices may be on the CPU
-        homes = {_home(one) for one in tensors if _home(one) != CPU or (one.is_floating_point() and one.dim())}
-        homes |= {first}
+    if operation in INDEXING:  # indices may be on the CPU, values that are written may not
+        written = [one for one in args[2:] if isinstance(one, torch.Tensor) and one.dim()]
+        homes = {first} | {_home(one) for one in tensors if _home(one) != CPU} | set(map(_home, written))
     if len(homes) > 1 and operation not in COPIES:
         found = sorted(map(str, homes))
         raise RuntimeError(f"{operation}: expected all tensors on the same device, but found {found}.")
