@@ -18,7 +18,7 @@ In a stream (:class:`_CrispRule`) the factors of the edits so far join those of 
 where A_e are means over all positions of prompt and target of the past edits, read after their own step. Adam goes on
 with the moments of the step before, the first of them projected anew. This is ``sequential`` of the release. Its
 default there, ``mix``, reads up to 1,000 past edits and the general text again after each step, and is not offered; nor
-is the recomputation of factors during an edit, which is off there by default.
+is the recomputation of factors during an edit, which is off there by default. Only joint edits carry state.
 
 Other differences: the release drops labels with token id 0, which pads its batches ("!" in Llama 3), from the factors;
 it shuffles a stream once, before its steps, where ``shuffle`` here orders the requests of each pass.
@@ -169,6 +169,7 @@ class CrispEdit(FineTuningEditor[CrispEditConfig]):
     def rule(self, job: EditJob[CrispEditConfig]) -> _CrispRule:
         if not job.history:
             return _CrispRule(job, self._projections[job.model], None)
+        _require_moments(job.history[-1])
         edits = self._edit_factors(job) if job.config.stream_factors == "averaged" else None
         if edits is None:
             return _CrispRule(job, self._projections[job.model], None)
@@ -291,6 +292,15 @@ class _CrispRule(TrainingRule[CrispEditConfig]):
                 f"{EDITS}/gradient/{layer}": factors.gradient_DD,
                 f"{EDITS}/{NUM_TOKENS}/{layer}": torch.tensor(factors.num_tokens),
             }
+
+
+def _require_moments(last: Delta) -> None:
+    """Refuse a step after an edit that was made alone: it keeps no moments, as large as two dense updates."""
+    if last.diagnostics.get("steps") and STEP not in last.stream_state:
+        raise EditingError(
+            "the last edit of the history holds no moments of Adam, with which the next step goes on: it was made "
+            "alone. Make the steps of a stream with joint=True, also those of one request."
+        )
 
 
 def _leaves(copies: Sequence[WeightCopies | BlockCopies]) -> list[tuple[str, torch.Tensor]]:

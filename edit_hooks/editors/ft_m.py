@@ -223,7 +223,8 @@ def _train(job: EditJob[FTConfigT], rows: Sequence[LabeledRow], rule: TrainingRu
     diagnostics = loss_diagnostics(losses, num_steps, stopped_early=stopped_early)
     delta = copies.delta(diagnostics) if isinstance(copies, BlockCopies) else copies.delta(0, diagnostics)
     rule.describe(delta)
-    rule.carry(delta, copies, optimizer)
+    if job.joint:
+        rule.carry(delta, copies, optimizer)
     return delta
 
 

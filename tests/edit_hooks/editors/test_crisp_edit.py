@@ -114,10 +114,31 @@ def test_fixed_factors_carry_the_moments_alone():
     (first,) = editor.edit(model, tokenizer, EDIT_REQUESTS[:1], joint=True, measure=False)
     with edited(model, first):
         (second,) = editor.edit(model, tokenizer, EDIT_REQUESTS[1:2], joint=True, history=[first], measure=False)
-        fresh = dataclasses.replace(first, stream_state={})
+        fresh = dataclasses.replace(first, stream_state={name: 0 * one for name, one in first.stream_state.items()})
         (other,) = editor.edit(model, tokenizer, EDIT_REQUESTS[1:2], joint=True, history=[fresh], measure=False)
     assert second.stream_state.keys() == {f"first/{WEIGHT}", f"second/{WEIGHT}", "step"}
     assert second.checksum() != other.checksum()
+
+
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+def test_an_edit_made_alone_keeps_no_moments_and_no_step_follows_it(engine):
+    """Moments that start anew in the middle of a stream would be another method."""
+    model, tokenizer = loaded("llama")
+    editor = load_editor("crisp_edit", {**SETTINGS, "engine": engine})
+    (alone,) = editor.edit(model, tokenizer, EDIT_REQUESTS[:1], measure=False)
+    assert not alone.stream_state
+    with edited(model, alone), pytest.raises(EditingError, match=r"was made alone\. .* joint=True"):
+        editor.edit(model, tokenizer, EDIT_REQUESTS[1:2], joint=True, history=[alone], measure=False)
+
+
+def test_a_step_without_a_loss_to_lower_leaves_nothing_to_go_on_from():
+    model, tokenizer = loaded("llama")
+    (idle,) = load_editor("crisp_edit", {**SETTINGS, "early_stop_loss": 1e9}).edit(
+        model, tokenizer, EDIT_REQUESTS[:1], joint=True, measure=False
+    )
+    editor = load_editor("crisp_edit", SETTINGS)
+    (second,) = editor.edit(model, tokenizer, EDIT_REQUESTS[1:2], joint=True, history=[idle], measure=False)
+    assert float(second.stream_state["step"]) == 8
 
 
 def test_blocks_are_refused():
