@@ -145,21 +145,22 @@ def mean_score(name: str, values: Mapping[str, float], *, before: Mapping[str, f
 
     Args:
         values: request key -> value; values that are not finite count as unscored.
-        before: the same before the edit.
+        before: the same before the edit; its mean is over the scored requests, and left out if one has no number.
     """
     import numpy as np
 
     from lm_edit.results.statistics.intervals import bootstrap_interval
 
-    finite = [value for value in values.values() if math.isfinite(value)]
-    lost = len(values) - len(finite)
+    scored = {key: value for key, value in values.items() if math.isfinite(value)}
+    finite, lost = list(scored.values()), len(values) - len(scored)
     if not finite:
         return PassportScore(
             name=name, value=None, n=0, unscored=lost, note="no value is finite" if lost else "no request"
         )
     units = np.stack([np.asarray(finite), np.ones(len(finite))], axis=1)
     interval = bootstrap_interval(units, lambda sums: np.asarray(sums[..., 0] / sums[..., 1]))
-    base = None if before is None else math.fsum(before.values()) / len(before)
+    known = [] if before is None else [before[key] for key in scored if math.isfinite(before[key])]
+    base = math.fsum(known) / len(known) if len(known) == len(finite) else None  # of the same requests
     return PassportScore(
         name=name,
         value=math.fsum(finite) / len(finite),

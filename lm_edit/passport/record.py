@@ -120,7 +120,9 @@ def _part_json(part: Part) -> dict[str, Any]:
         "seconds": round(part.seconds, 2),
         "unscored": part.unscored or None,
         "compared_with": part.compared_with,
-        "details": dict(part.details),
+        "details": {
+            name: _number(value) if isinstance(value, float) else value for name, value in part.details.items()
+        },
         "scores": [_score_json(score) for score in part.scores],
     }
 

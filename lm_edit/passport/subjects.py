@@ -51,7 +51,7 @@ def recover_subjects(
         subjects: of the edit. others: names that it does not edit.
 
     Raises:
-        EditingError: for edits without a weight of a map, and too few candidates.
+        EditingError: for edits without a weight of a map or without an update, and too few candidates.
     """
     parameter = _largest_update(delta, unwrapped(model))
     subjects = list(dict.fromkeys(subjects))
@@ -70,8 +70,7 @@ def recover_subjects(
     keys_CF = _keys(unwrapped(model), tokenizer, candidates, parameter.removesuffix(".weight"))
     centered_CF = keys_CF - keys_CF.mean(0)
     shares_C = (centered_CF @ rows_KF.T).norm(dim=1) / centered_CF.norm(dim=1).clamp_min(1e-12)
-    order = shares_C.argsort(descending=True).tolist()
-    ranks = {name: order.index(index) + 1 for index, name in enumerate(subjects)}
+    ranks = {name: int((shares_C >= shares_C[index]).sum()) for index, name in enumerate(subjects)}  # of ties the last
     found = {name: float(rank <= len(subjects)) for name, rank in ranks.items()}
     details = {
         "map": parameter,
@@ -93,7 +92,10 @@ def _largest_update(delta: Delta, model: PreTrainedModel) -> str:
     }
     if not norms:
         raise EditingError(f"the edit changes {' and '.join(delta.writes) or 'nothing'}, not the weight of a map.")
-    return max(norms, key=lambda name: norms[name])
+    largest = max(norms, key=lambda name: norms[name])
+    if not norms[largest]:
+        raise EditingError("the edit's updates are zero, so nothing points at its subjects.")
+    return largest
 
 
 def _row_space(delta: Delta, parameter: str, model: PreTrainedModel, most: int, seed: int) -> torch.Tensor:

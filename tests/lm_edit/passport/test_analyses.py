@@ -14,9 +14,11 @@ from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, REQUESTS
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.modeling.architectures import architecture_of
 from edit_hooks.utils.errors import EditingError
-from lm_edit.passport.asking import EXCLUDED, NOT_REPORTED, TaskColumn, _score
+from lm_edit.passport import subjects
+from lm_edit.passport.asking import EXCLUDED, NOT_REPORTED, TaskColumn, _score, mean_score
 from lm_edit.passport.lasting import NF4, embedded_texts, quantized, round_nf4, trained
 from lm_edit.passport.parts import ABILITY_COLUMNS, CHAT_COLUMNS, LASTING_COLUMNS, QUESTIONS
+from lm_edit.passport.record import Part, _part_json
 from lm_edit.passport.subjects import _keys, recover_subjects
 from lm_eval_tasks.common.records.benchmark import all_benchmarks
 from lm_eval_tasks.folder import TASKS_DIR
@@ -82,6 +84,37 @@ def test_a_subject_is_recovered_only_from_an_update_that_points_at_it(tiny: Any)
     assert recover_subjects(model, tokenizer, away, NAMES[:1], NAMES[1:], seed=0).found == {NAMES[0]: 0.0}
     with pytest.raises(EditingError, match="names besides"):
         recover_subjects(model, tokenizer, pointed, NAMES[:1], NAMES[1:3], seed=0)
+
+
+def test_subjects_are_not_recovered_from_an_update_of_zeros(tiny: Any) -> None:
+    """As that of an edit whose loss is below its bound from the start; every candidate has the same share."""
+    model, tokenizer = tiny("llama")
+    weight = f"{architecture_of(model).rewrite_name(0)}.weight"
+    null = Delta(dense={weight: torch.zeros_like(model.get_parameter(weight))})
+    with pytest.raises(EditingError, match="updates are zero"):
+        recover_subjects(model, tokenizer, null, NAMES[:1], NAMES[1:], seed=0)
+
+
+def test_a_tie_is_no_recovery(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = tiny("llama")
+    module = architecture_of(model).rewrite_name(0)
+    keys_CF = _keys(model, tokenizer, NAMES, module)
+    monkeypatch.setattr(subjects, "_row_space", lambda *_: torch.zeros(1, keys_CF.shape[1]))
+    delta = Delta(factors={module: Factor(torch.ones(model.config.hidden_size, 1), keys_CF[:1].T, False)})
+    assert recover_subjects(model, tokenizer, delta, NAMES[:1], NAMES[1:], seed=0).found == {NAMES[0]: 0.0}
+
+
+def test_the_mean_before_is_over_the_scored_requests() -> None:
+    before = {"one": 1.0, "two": 3.0, "lost": math.inf}
+    score = mean_score("target_nll", {"one": 0.5, "two": 0.25, "lost": math.nan}, before=before)
+    assert (score.n, score.unscored, score.before) == (2, 1, 2.0)
+    assert mean_score("target_nll", {"one": 0.5, "lost": 0.25}, before=before).before is None
+
+
+def test_details_that_are_not_finite_are_strings() -> None:
+    """JSON has no infinity."""
+    part = Part(name="trained", question="?", unscored="wrecked", details={"divergence": math.inf, "steps": 2})
+    assert _part_json(part)["details"] == {"divergence": "inf", "steps": 2}
 
 
 def test_embedded_texts_mention_no_subject() -> None:
