@@ -164,6 +164,7 @@ NEEDED = {
     "compare": ["m:C"],
     "editors": [],
     "export": ["x", "--out", "y"],
+    "passport": ["x"],
 }
 OPTIONS = {
     "edit": ["--subset", "--subset-seed", "--num-edits", "--edit-batch-size", "--seed"],
@@ -193,6 +194,7 @@ OPTIONS = {
     "compare": ["--workers", "--limit", "--num-edits"],
     "editors": ["--devices", "--device-memory", "--teraflops"],
     "export": ["--rank"],
+    "passport": ["--subset", "--subset-seed", "--steps", "--limit", "--ability-rows", "--seed"],
 }
 
 
