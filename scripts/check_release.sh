@@ -18,5 +18,5 @@ say "Building dist/"
 rm -rf dist
 python -m hatchling build -t sdist -t wheel -d dist
 say "Installing and running what was built"
-HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 python -m pytest -q -m "slow or not slow" tests/end_to_end/test_release.py
+HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 python -m pytest -q -m slow tests/end_to_end/test_release.py tests/end_to_end/test_install.py
 ls -l dist

@@ -254,7 +254,9 @@ def test_a_thought_has_a_budget_beside_that_of_the_answer(thinker: Callable[...,
     assert not thinker(FINISHED, think_end_token="#", max_thought_tokens=3).items.generate_item("<think># ", {}).cut
 
 
-@pytest.mark.parametrize("form", ["text", "id", "several tokens"])
+@pytest.mark.parametrize(
+    "form", ["text", *(pytest.param(form, marks=pytest.mark.slow) for form in ("id", "several tokens"))]
+)
 def test_an_edit_without_effect_leaves_thoughts_of_ordinary_tasks_alone(
     thinker: Callable[..., EditedHFLM], form: str
 ) -> None:

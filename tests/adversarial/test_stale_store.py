@@ -53,7 +53,14 @@ FILE_CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("change", [*FILE_CHANGES, "normalizer", "tokenizer", "add_bos_token"])
+# One of the fields of the configuration stands for the others.
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(pytest.param(name, marks=[pytest.mark.slow] if name != "heads" else []) for name in FILE_CHANGES),
+        *("normalizer", "tokenizer", "add_bos_token"),
+    ],
+)
 def test_a_changed_model_is_edited_and_asked_again(change: str, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path, "mistral", "byte_bpe_bos")
     before = ask(lm_of(folder, tmp_path))

@@ -32,7 +32,8 @@ REQUEST = EditRequest(prompt="{} is the capital of", subject="Port Elna", target
 # Those whose adapter is at the ends of a model, on every base; the others on a tied one.
 ENDS = ("lora of the head", "lora of the embedding", "trained head", "trained embedding", "trained tokens")
 PAIRS = [("tied", kind) for kind in (*ADDITIVE, *SCALING)]
-PAIRS += [(base, kind) for base in ("untied", "padded") for kind in ("lora", *ENDS[:4])]
+PAIRS += [("untied", kind) for kind in ("lora", *ENDS[:4])]
+PAIRS += [pytest.param("padded", kind, marks=pytest.mark.slow) for kind in ("lora", *ENDS[:4])]
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,10 @@ from edit_hooks.inference.scoring import score
 
 HOOK_EDITORS = [name for name in EDITORS if "hooks" in editor_class(name).writes]
 each_editor = pytest.mark.parametrize("editor", HOOK_EDITORS)
+ALIKE = ("defer", "melo")  # a codebook and a router, as GRACE has
+in_the_harness = pytest.mark.parametrize(
+    "editor", [pytest.param(name, marks=[pytest.mark.slow] if name in ALIKE else []) for name in HOOK_EDITORS]
+)
 each_model = pytest.mark.parametrize("model_type", ALL_MODEL_TYPES)
 
 
@@ -176,7 +180,7 @@ def model_path(tmp_path_factory):
     return str(save_tiny(tmp_path_factory.mktemp("tiny"), "llama"))
 
 
-@each_editor
+@in_the_harness
 def test_single_stream_and_groups_through_the_harness(editor, model_path):
     """A stream of one edit equals the single edit, both engines agree, and the model is restored."""
     options = {"editor": editor, "editor_args": SETTINGS[editor]}
@@ -198,7 +202,7 @@ def test_single_stream_and_groups_through_the_harness(editor, model_path):
             build(model_path, mode="batch", **stream)
 
 
-@each_editor
+@in_the_harness
 def test_a_stream_is_stored_resumed_and_answers_ordinary_tasks(editor, model_path, tmp_path, monkeypatch):
     options = {"editor": editor, "editor_args": SETTINGS[editor], "mode": "sequential", "num_edits": 3}
     options |= {"edits": "bake", "data": str(RECORDS / "bake_qa.jsonl")}

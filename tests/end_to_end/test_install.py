@@ -2,6 +2,7 @@
 
 The project is built and installed into fresh environments that see the packages of the running one, torch and lm-eval
 among them, but process none of its `.pth` files: an editable install there cannot stand in for the one under test.
+What needs an installation is slow; `scripts/check_release.sh` and the continuous integration run it.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ def task_names() -> set[str]:
 # --- the wheel -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_wheel_holds_every_file_of_the_packages_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         shipped = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -120,6 +122,7 @@ LISTS = """
 """
 
 
+@pytest.mark.slow
 def test_lm_eval_lists_our_tasks_beside_the_built_in_ones(from_wheel: Environment) -> None:
     *table, last = from_wheel.run(LISTS).stdout.strip().splitlines()
     listed = set(re.findall(r"^\|\s*([^\s|]+)\s*\|", "\n".join(table), flags=re.MULTILINE))
@@ -156,6 +159,7 @@ FINDS = """
 """
 
 
+@pytest.mark.slow
 def test_our_model_is_found_and_the_built_in_ones_still_are(from_wheel: Environment) -> None:
     """By the registry and `simple_evaluate`; every entry point resolves. One process for all."""
     assert from_wheel.evaluate(FINDS) == {
@@ -170,6 +174,7 @@ def test_our_model_is_found_and_the_built_in_ones_still_are(from_wheel: Environm
     }
 
 
+@pytest.mark.slow
 def test_importing_our_model_first_keeps_the_built_in_ones(from_wheel: Environment) -> None:
     code = """
         import json, edit_hooks.lm
@@ -220,6 +225,7 @@ TASK_MANAGERS = """
 """
 
 
+@pytest.mark.slow
 def test_include_path_overrides_ours_and_no_defaults_leaves_ours_out(from_wheel: Environment) -> None:
     tasks = from_wheel.evaluate(TASK_MANAGERS)
     assert tasks["default"] == [{"some_task": "builtin", "bake_rq": "ours"}, None]
@@ -234,6 +240,7 @@ def test_include_path_overrides_ours_and_no_defaults_leaves_ours_out(from_wheel:
     assert tasks["no_defaults_ours"] == {"bake_rq": "ours"}
 
 
+@pytest.mark.slow
 def test_editable_install_uses_the_tasks_of_the_checkout(editable: Environment) -> None:
     imports = f"import json, {MODULE} as module, lm_eval_tasks.folder as tasks"
     code = f"{imports}; print(json.dumps([module.__file__, str(tasks.TASKS_DIR)]))"
@@ -248,6 +255,7 @@ def test_the_switch_is_read_before_the_hook_is_installed(hook_only: Environment,
     assert (MODULE in hook_only.evaluate(code, **{SWITCH: value})) == (value == "1")
 
 
+@pytest.mark.slow
 def test_a_switched_off_hook_leaves_lm_eval_alone(from_wheel: Environment) -> None:
     code = """
         import json, sys
@@ -263,6 +271,7 @@ def test_a_switched_off_hook_leaves_lm_eval_alone(from_wheel: Environment) -> No
 # --- start-up --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_start_up_costs_less_than_five_milliseconds(from_wheel: Environment) -> None:
     def cost() -> int:
         """Microseconds that the import takes, what it imports itself included."""
@@ -407,6 +416,7 @@ def test_task_folders_of_other_packages_are_scanned_without_importing_them(
 # --- leaving ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
 def test_uninstall_leaves_nothing(wheel: Path, tmp_path: Path, kind: str) -> None:
     environment = Environment(tmp_path / "environment")
@@ -424,6 +434,7 @@ def test_uninstall_leaves_nothing(wheel: Path, tmp_path: Path, kind: str) -> Non
 # --- folders without .pth files --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_target_folder_has_the_command_as_a_module(wheel: Path, tmp_path: Path) -> None:
     """`pip install --target` with PYTHONPATH runs no `.pth` file, as the documents state."""
     environment, target = Environment(tmp_path / "environment"), tmp_path / "target"

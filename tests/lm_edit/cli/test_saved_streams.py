@@ -44,7 +44,9 @@ def answers(lm: EditedHFLM) -> list[float]:
     return [answer.final.logprob for answer in lm.loglikelihood(asked, disable_tqdm=True)]
 
 
-@pytest.mark.parametrize("editor", [*HOOKS, "ft_m"])
+@pytest.mark.parametrize(
+    "editor", ["grace", "ft_m", *(pytest.param(name, marks=pytest.mark.slow) for name in HOOKS if name != "grace")]
+)
 def test_the_folder_of_a_stream_is_the_stream(save, editor, capsys, caplog):
     """Neither the folder nor its files could be loaded, and no export holds the steps of hook editors."""
     folder, run = save(editor)
