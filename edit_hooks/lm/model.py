@@ -17,6 +17,7 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from torch import nn
+from transformers import PreTrainedModel
 
 from edit_hooks.answers import (
     EditedAnswer,
@@ -70,9 +71,10 @@ from edit_hooks.lm.sessions import (
 from edit_hooks.lm.stock.checks import OrdinaryTasks
 from edit_hooks.lm.stock.texts import stock_items, stock_text, watched_texts
 from edit_hooks.lm.stock.unedited import UneditedStock, counted_pairs
-from edit_hooks.modeling.architectures import architecture_of, register_family, row_of_option, unwrapped
+from edit_hooks.modeling.architectures import architecture_of, row_of_option, unwrapped
 from edit_hooks.modeling.fingerprint.generation_settings import answering_parts, require_followed
 from edit_hooks.modeling.fingerprint.identity import ModelIdentity, model_identity
+from edit_hooks.modeling.support import choose_family
 from edit_hooks.modeling.tokens import require_offsets
 from edit_hooks.request import EditRequest
 from edit_hooks.store.known_models import record_model
@@ -113,6 +115,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self._settings_file = settings_file(own.get("editor_args"))
         self._loading_words = loading_words(kwargs)
         self.options = EditingOptions(**own)
+        self._row = None if self.options.family is None else row_of_option(self.options.family)
         self.editor = self._new_editor()
         self.is_demo = pretrained is None
         if self.is_demo:
@@ -146,8 +149,6 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self.plan = dataclasses.replace(planned, unusable=self._find_unusable(planned.requests))
         if self._store is not None:  # refuses a path that cannot be a folder
             read_code(None if self.options.load_edit else self.editor)
-        if self.options.family is not None:
-            register_family(self.config.model_type, row_of_option(self.options.family))
         self._saved_edit = self._read_saved_edit()
         quantization = {name: kwargs[name] for name in QUANTIZATION_OPTIONS if name in kwargs}
         self._origin = self._check_editor(quantization) if self.options.makes_edits else None
@@ -189,7 +190,15 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         report_origin(origin, self.rank == 0)
         return origin
 
+    @property
+    def outline(self) -> PreTrainedModel:
+        """The model without its weights, with the modules that the option ``family`` names."""
+        outline = super().outline
+        choose_family(outline, self._row)
+        return outline
+
     def check_loaded(self, model: nn.Module) -> None:
+        choose_family(model, self._row)
         super().check_loaded(model)
         if self.options.makes_edits:
             self.editor.check_model(model)

@@ -194,9 +194,11 @@ def attention_output(found: Architecture) -> Architecture:
 ROWS: Mapping[str, RowOf] = {"attention_output": attention_output}  # values of the option `family`
 
 
-def row_of_option(text: str) -> Any:
+def row_of_option(text: str) -> Architecture | RowOf:
     """The row that the option ``family`` names: one of :data:`ROWS`, or an object ``package.module:ROW``."""
-    return ROWS[text] if text in ROWS else import_object(text, "family")
+    row: Any = ROWS[text] if text in ROWS else import_object(text, "family")
+    _check_row(row, f"family={text}")
+    return row
 
 
 # Classes of the families on which the tests run every editor. Their structure is known to be what was found, so they
@@ -216,7 +218,8 @@ TESTED_CLASSES = (
 )
 
 _found: weakref.WeakKeyDictionary[nn.Module, Architecture] = weakref.WeakKeyDictionary()
-_given: dict[str, Architecture | RowOf] = {}
+_given: dict[str, Architecture | RowOf] = {}  # by model type
+_chosen: weakref.WeakKeyDictionary[nn.Module, Architecture | RowOf] = weakref.WeakKeyDictionary()  # for one object
 
 
 def register_family(model_type: str, row: Architecture | RowOf) -> None:
@@ -225,13 +228,17 @@ def register_family(model_type: str, row: Architecture | RowOf) -> None:
     Args:
         row: or a function that makes it of the row that the structure gives.
     """
-    if not isinstance(row, Architecture) and not callable(row):
-        raise EditingError(
-            f"the family of model type {model_type!r} is a {type(row).__name__}; give an "
-            "edit_hooks.modeling.architectures.Architecture with the names of the modules, or a function of one."
-        )
+    _check_row(row, f"the family of model type {model_type!r}")
     _given[model_type] = row
     _found.clear()
+
+
+def _check_row(row: object, what: str) -> None:
+    if not isinstance(row, Architecture) and not callable(row):
+        raise EditingError(
+            f"{what} is a {type(row).__name__}; give an edit_hooks.modeling.architectures.Architecture with the names "
+            "of the modules, or a function of one."
+        )
 
 
 @contextlib.contextmanager
@@ -250,6 +257,26 @@ def family_registered(model_type: str, row: Architecture | RowOf) -> Iterator[No
         yield
 
 
+def choose_row(model: nn.Module, row: Architecture | RowOf | None) -> bool:
+    """Use a row for one model object, in place of that of its type or structure.
+
+    Args:
+        row: ``None``: that of the type or structure again.
+
+    Returns:
+        Whether another row was used so far.
+    """
+    inner = unwrapped(model)
+    if _chosen.get(inner) is row:
+        return False
+    if row is None:
+        del _chosen[inner]
+    else:
+        _chosen[inner] = row
+    _found.pop(inner, None)
+    return True
+
+
 def is_tested(model: nn.Module) -> bool:
     """Whether a model is of a class on which the tests run every editor, with the modules found in it."""
     cls = type(model)
@@ -260,7 +287,8 @@ def is_tested(model: nn.Module) -> bool:
 def architecture_of(model: nn.Module) -> Architecture:
     """The module templates of a causal model, with weights or without.
 
-    From the row of its ``model_type``, if a package or the option ``family`` brings one, else from its structure.
+    From the row that the option ``family`` chose for it, or that a package has for its ``model_type``, else from its
+    structure.
 
     Raises:
         EditingError: no decoder blocks with an MLP or an attention were found.
@@ -307,6 +335,8 @@ def _require_modules(row: Architecture, model: nn.Module) -> None:
 
 
 def _given_row(model: nn.Module) -> Architecture | RowOf | None:
+    if (chosen := _chosen.get(unwrapped(model))) is not None:
+        return chosen
     model_type = str(getattr(model.config, "model_type", None))
     if model_type not in _given and (entry := _registered_families().get(model_type)) is not None:
         register_family(model_type, import_object(entry.value, "family"))

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from edit_hooks.modeling.architectures import ROLES, architecture_of, is_tested, num_layers, unwrapped
+from edit_hooks.modeling.architectures import (
+    ROLES,
+    Architecture,
+    RowOf,
+    architecture_of,
+    choose_row,
+    is_tested,
+    num_layers,
+    unwrapped,
+)
 from edit_hooks.utils.errors import EditingError
 
 
@@ -62,6 +71,12 @@ def known_support(model: nn.Module) -> Support | None:
     """What a model supports; ``None`` before its self-check. Families on which the tests run every editor need none."""
     inner = unwrapped(model)
     return Support() if is_tested(inner) else _supports.get(inner)
+
+
+def choose_family(model: nn.Module, row: Architecture | RowOf | None) -> None:
+    """As :func:`~edit_hooks.modeling.architectures.choose_row`; a self-check of other modules is forgotten."""
+    if choose_row(model, row):
+        _supports.pop(unwrapped(model), None)
 
 
 def contribution_scale(model: nn.Module) -> float:

@@ -207,6 +207,7 @@ class _Maker:
     def _view(self, **options: Any) -> EditedHFLM:
         """The loaded model as the model of another run."""
         own = {"batch_size": self.lm.batch_size, "max_length": self.lm.max_length, "device": str(self.lm.device)}
+        own |= {"family": self.lm.options.family}
         return EditedHFLM(self.lm.model, tokenizer=self.lm.tokenizer, store="off", **{**own, **options})
 
     @functools.cached_property

@@ -92,6 +92,20 @@ def test_a_row_is_used_by_option_and_by_entry_point(row_module: Any, tmp_path: P
     assert architecture_of(build_model("smollm3")) is row_module.ROW
 
 
+def test_a_row_by_option_is_that_of_its_run_alone(row_module: Any, tmp_path: Path) -> None:
+    """Also of runs that are alive at the same time, and of one that gets the model of another."""
+    path = str(save_tiny(tmp_path, "smollm3"))
+    chosen, plain = build(path, mode="none", family="their_rows:ROW"), build(path, mode="none")
+    assert architecture_of(chosen.outline) is row_module.ROW
+    assert architecture_of(plain.outline) is not row_module.ROW
+    chosen.load()
+    plain.load()
+    assert architecture_of(chosen.model) is row_module.ROW
+    assert architecture_of(plain.model) is not row_module.ROW
+    view = build(chosen.model, tokenizer=chosen.tokenizer, mode="none")
+    assert architecture_of(view.model) is not row_module.ROW
+
+
 @pytest.mark.parametrize(
     ("family", "message"),
     [("their_rows:MISSING", "has no 'MISSING'"), ("their_rows", "package.module"), ("sys:path", "is a list")],
