@@ -52,7 +52,7 @@ from edit_hooks.locate.value_editor import (
 from edit_hooks.locate.values.key_reader import mean_keys
 from edit_hooks.locate.values.value_batch import Site
 from edit_hooks.locate.values.value_optimization import OptimizedValue, optimize_values
-from edit_hooks.memory.residual_table import KIND, REMOVED
+from edit_hooks.memory.residual_table import KIND, MAX_COSINES, REMOVED
 from edit_hooks.memory.steps import step_numbers
 from edit_hooks.modeling.architectures import architecture_of, unwrapped
 from edit_hooks.modeling.support import contribution_scale
@@ -238,16 +238,18 @@ def added(
         The entries, and how many other facts they replace.
     """
     keys_MF = torch.stack([entry.key_F for entry in [*table.values(), *new]])
-    cosine_UM = keys_MF[len(table) :] @ keys_MF.T
+    rows_at_once = max(1, MAX_COSINES // len(keys_MF))
     is_live_M = torch.arange(len(keys_MF)) < len(table)  # keys of entries that are not replaced
     number_of = {entry.fact: number for number, entry in table.items()}
     fact_at = {number: entry.fact for number, entry in table.items()}
     column_of = {number: column for column, number in enumerate(table)}
     step, num_replaced, next_number = dict[int, FactColumn](), 0, max(table, default=-1) + 1
     for row, entry in enumerate(new):
+        if (place := row % rows_at_once) == 0:
+            cosine_UM = keys_MF[len(table) + row :][:rows_at_once] @ keys_MF.T
         number = number_of.get(entry.fact)
         if number is None and is_live_M.any():
-            cosine, nearest = cosine_UM[row].masked_fill(~is_live_M, -torch.inf).max(0)
+            cosine, nearest = cosine_UM[place].masked_fill(~is_live_M, -torch.inf).max(0)
             if float(cosine) >= same_key:
                 number = next(known for known, column in column_of.items() if column == int(nearest))
                 num_replaced += 1
