@@ -98,7 +98,7 @@ def _over_seeds(values: Values) -> Values:
 def compare_pairs(
     values: Values, others: Values, *, permutations: int = RESAMPLES, seed: int = 0, score: Score | None = None
 ) -> Comparison | None:
-    """Compare two runs case by case; ``None`` if they share no scored case.
+    """Compare two runs case by case; ``None`` if they share no scored case, or their shared cases give no score.
 
     Args:
         values: (cases,) scores of the first run, NaN where unscored; or, with ``score``, (cases, *parts) terms of sums.
@@ -115,7 +115,8 @@ def compare_pairs(
         return None
     first, second = values[both], others[both]
     if score is not None:
-        return Comparison("permutation", len(first), *_permutation(first, second, score, permutations, seed))
+        difference, p = _permutation(first, second, score, permutations, seed)
+        return None if math.isnan(difference) else Comparison("permutation", len(first), difference, p)
     difference = float(np.mean(first) - np.mean(second))
     if np.isin(first, (0.0, 1.0)).all() and np.isin(second, (0.0, 1.0)).all():
         return Comparison("mcnemar", len(first), difference, _mcnemar(first, second))
@@ -157,8 +158,9 @@ def _permutation(first: Values, second: Values, score: Score, permutations: int,
         moved = (several @ moving).reshape(-1, *parts)
         with np.errstate(invalid="ignore", divide="ignore"):
             found = score(ours + moved) - score(theirs - moved)
-        num_below += int((found <= difference + tie).sum())
-        num_above += int((found >= difference - tie).sum())
+        # A way without a value, as of a score without any case, counts as at least as extreme on both sides.
+        num_below += int((~(found > difference + tie)).sum())
+        num_above += int((~(found < difference - tie)).sum())
     return difference, min(1.0, 2 * min(num_below, num_above) / (drawn + (not is_exact)))
 
 

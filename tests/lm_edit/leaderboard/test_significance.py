@@ -114,6 +114,22 @@ def test_unscored_cases_are_left_out_of_both_runs():
     assert compare_pairs(array(1, None), array(None, 0)) is None
 
 
+@pytest.mark.parametrize("permutations", [99, 9999])
+def test_without_a_difference_there_is_no_significant_one(permutations: int):
+    """As of an edit score whose shared cases have no neighbor; a comparison with NaN is false, and p was 0."""
+    values, others = (np.random.default_rng(seed).random((8, 2)) * (1, 0) for seed in (0, 1))
+    assert (
+        compare_pairs(values, others, permutations=permutations, score=lambda sums: sums[..., 0] / sums[..., 1]) is None
+    )
+
+
+def test_ways_without_a_value_count_as_extreme():
+    """Each run has a neighbor in another case; a swap of one of the cases leaves a run without any."""
+    values, others = np.array([[0.9, 1.0], [0.0, 0.0]]), np.array([[0.0, 0.0], [0.1, 1.0]])
+    found = compare_pairs(values, others, score=lambda sums: sums[..., 0] / sums[..., 1])
+    assert found is not None and (found.difference, found.p) == (pytest.approx(0.8), 1.0)
+
+
 def test_many_cases_are_tested_with_a_fixed_seed():
     generator = np.random.default_rng(5)
     first, second = generator.normal(0.2, 1, 60), generator.normal(0, 1, 60)
