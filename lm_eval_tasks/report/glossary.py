@@ -104,7 +104,7 @@ FAMILIES: Mapping[str, str] = {
     "negation": "docs/benchmarks/questions.md",
     "truth": "docs/benchmarks/questions.md",
     "mcq": "docs/benchmarks/questions.md",
-    "revert": "docs/benchmarks/questions.md",
+    "revert": "docs/benchmarks/revert.md",
     "ifr": "docs/benchmarks/knowgic-details.md",
     "ckp": "docs/benchmarks/knowgic-details.md",
     "known": "docs/benchmarks/knowgic-details.md",
