@@ -151,12 +151,14 @@ class RowCost(NamedTuple):
         seconds: of all edits together.
         peak_gib: the largest GPU memory.
         seconds_per_edit, update_norm_ratio: means over the edits of the task whose edits took longest.
+        seconds_per_case: seconds of the row's evaluations by their number of cases; loading and edits are in them.
     """
 
     seconds: float | None
     peak_gib: float | None
     seconds_per_edit: float | None = None
     update_norm_ratio: float | None = None
+    seconds_per_case: float | None = None
 
 
 @dataclass

@@ -15,6 +15,7 @@ import html
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from edit_hooks.utils.storage.files import packaged_file, read_text
 from lm_edit.leaderboard.board import Board, Cell, Row
@@ -27,6 +28,20 @@ from lm_edit.results.comparing import EDITED_MODEL
 from lm_edit.results.filters import text_of
 
 MAX_MEGABYTES = 25  # of the page
+
+
+class EditorKind(NamedTuple):
+    """What the page filters editors by.
+
+    Attributes:
+        tier: ``core``, ``more`` or ``installed``.
+        writes: parts that its edits change: ``weights``, ``hooks``, ``context``.
+    """
+
+    tier: str
+    writes: tuple[str, ...]
+
+
 EDITOR_CONFIG = "editor_config"
 COST = "cost"  # benchmark of the columns without cases
 COSTS: tuple[dict[str, Json], ...] = tuple(
@@ -44,6 +59,10 @@ COSTS: tuple[dict[str, Json], ...] = tuple(
     for name, about in (
         ("seconds per edit", "seconds that making the edits took, by their number; neither ranked nor tested"),
         ("peak GiB", "most memory while an edit was made; neither ranked nor tested"),
+        (
+            "seconds per case",
+            "seconds of the evaluation, loading and edits included, by its number of cases; neither ranked nor tested",
+        ),
         ("size of the update", "norm of the update, relative to the weights it changes; neither ranked nor tested"),
     )
 )
@@ -52,6 +71,7 @@ NOTE_BYTES = 1000
 # Parts of the script; the last one starts the page.
 SCRIPTS = (
     "basics.js",
+    "filters.js",
     "tables.js",
     "ranks.js",
     "frontier.js",
@@ -70,6 +90,7 @@ def render_html(
     title: str,
     max_bytes: int = MAX_MEGABYTES * 10**6,
     reload_seconds: int | None = None,
+    kinds: Mapping[str, EditorKind] | None = None,
 ) -> tuple[str, str]:
     """The page, and a sentence about cases that it leaves out; empty if it has all.
 
@@ -77,8 +98,9 @@ def render_html(
 
     Args:
         reload_seconds: after which the page loads itself again, unless cases are looked at.
+        kinds: of the editors that are installed here, by name; rows are filtered by them.
     """
-    content = {**_board(board, published, title), "reload": reload_seconds}
+    content = {**_board(board, published, title, kinds or {}), "reload": reload_seconds}
     frame = _fill(title, content, {})
     values, step = cases.packed(max_bytes - len(frame.encode()) - NOTE_BYTES)
     note = "" if step == 1 else _thinned(step, max_bytes)
@@ -119,7 +141,9 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _board(board: Board, published: Sequence[PublishedRow], title: str) -> dict[str, Json]:
+def _board(
+    board: Board, published: Sequence[PublishedRow], title: str, kinds: Mapping[str, EditorKind]
+) -> dict[str, Json]:
     numbers = {column.key: number for number, column in enumerate(board.columns)}
     by_names: dict[tuple[str, str], list[int]] = {}
     for column in board.columns:
@@ -133,7 +157,7 @@ def _board(board: Board, published: Sequence[PublishedRow], title: str) -> dict[
         "sections": [
             {
                 "title": section.title,
-                "rows": [_row(row, numbers) for row in section.rows],
+                "rows": [_row(row, numbers, kinds.get(row.key["editor"])) for row in section.rows],
                 "ranking": _ranking(section.ranking),
                 "note": section.ranking_note,
                 "coverage": section.coverage_note,
@@ -171,7 +195,8 @@ def _column(column: Column) -> Json:
     }
 
 
-def _row(row: Row, numbers: dict[ColumnKey, int]) -> Json:
+def _row(row: Row, numbers: dict[ColumnKey, int], kind: EditorKind | None) -> Json:
+    changes = [*(kind.writes if kind else ()), *(["context"] if row.key.acts_in_prompt else [])]
     return {
         "label": row.label,
         "reference": row.is_reference,
@@ -179,6 +204,9 @@ def _row(row: Row, numbers: dict[ColumnKey, int]) -> Json:
         # Equal names can be several models, as in two precisions, or one that answers under other options.
         "identity": [row.key[name] for name in ("model", "model_hash", "answer_options", "model_parts")],
         "regime": row.key.regime,
+        "mode": row.key["mode"] or "as is",
+        "changes": [*dict.fromkeys(changes)],
+        "tier": kind.tier if kind else "",
         "origin": row.settings_origin,
         "settings": row.key["settings"],
         "facts": _facts(row),
@@ -191,7 +219,8 @@ def _row(row: Row, numbers: dict[ColumnKey, int]) -> Json:
 
 def _costs(row: Row) -> tuple[float | None, ...]:
     """The numbers of the columns :data:`COSTS`."""
-    return row.cost.seconds_per_edit, row.cost.peak_gib, row.cost.update_norm_ratio
+    cost = row.cost
+    return cost.seconds_per_edit, cost.peak_gib, cost.seconds_per_case, cost.update_norm_ratio
 
 
 def _facts(row: Row) -> dict[str, Json]:

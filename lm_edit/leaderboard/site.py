@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from edit_hooks.utils.storage.files import blocks_of
 from lm_edit.leaderboard.cases import Cases
 from lm_edit.leaderboard.columns import describe_case_sets, find_columns
 from lm_edit.leaderboard.published import columns_named, published_rows
-from lm_edit.leaderboard.render_html import MAX_MEGABYTES, render_html
+from lm_edit.leaderboard.render_html import MAX_MEGABYTES, EditorKind, render_html
 from lm_edit.leaderboard.render_text import CSV_HEADER, GENERATOR, render_csv, render_latex, render_markdown
 from lm_edit.leaderboard.table import build_board, refuse_two_files
 from lm_edit.results.answers.documents import cases_and_documents
@@ -67,6 +67,7 @@ def make_site(
     title: str = "Knowledge editing leaderboard",
     max_megabytes: int = MAX_MEGABYTES,
     reload_seconds: int | None = None,
+    kind_of: Callable[[str], EditorKind | None] | None = None,
     progress: bool = False,
 ) -> Site:
     """Read results and compute the page, the Markdown, the CSV and the LaTeX file.
@@ -80,6 +81,7 @@ def make_site(
         title: heading of the page.
         max_megabytes: of the page; beyond it, cases are left out.
         reload_seconds: after which the page loads itself again.
+        kind_of: kind of an editor, by name; editors need torch, which reading results does not. ``None``: not known.
         progress: show a bar on a terminal.
 
     Raises:
@@ -94,10 +96,14 @@ def make_site(
             frames.append(frame)
             single.add(documents)
     cases = pd.concat(frames, ignore_index=True)
-    board = build_board(results, cases, resamples=resamples or RESAMPLES, first=first, progress=progress)
+    board = build_board(
+        results, cases, resamples=resamples or RESAMPLES, first=first, durations=_durations(read), progress=progress
+    )
     printed = published_rows(board.columns, published)
     shown = published_rows(board.default_columns, published)
-    page, note = render_html(board, printed, single, title, max_megabytes * 10**6, reload_seconds)
+    known = {name: kind_of(name) for name in sorted(set(results["editor"]))} if kind_of else {}
+    kinds = {name: kind for name, kind in known.items() if kind}
+    page, note = render_html(board, printed, single, title, max_megabytes * 10**6, reload_seconds, kinds)
     files = {
         "index.html": page,
         "leaderboard.md": f"<!-- {GENERATOR} -->\n\n{render_markdown(board, board.default_columns, shown)}",
@@ -106,6 +112,15 @@ def make_site(
     }
     num_rows = len({row.run_ids for section in board.sections for row in section.rows})
     return Site(files, [*_notes(read, results), *([note] if note else [])], num_rows, len(board.columns))
+
+
+def _durations(read: ResultSet) -> dict[str, tuple[float, int]]:
+    """Result file -> seconds of its evaluation, and the cases of its tasks."""
+    return {
+        str(file.path): (file.seconds, sum(file.num_cases(task) or 0 for task in file.tasks))
+        for file in read.files
+        if file.seconds is not None
+    }
 
 
 def refused_together(files: Sequence[ResultFile], asked: pd.DataFrame) -> str:

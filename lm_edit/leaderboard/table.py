@@ -48,6 +48,7 @@ def build_board(
     *,
     resamples: int = RESAMPLES,
     first: Mapping[str, Sequence[tuple[str, str]]] | None = None,
+    durations: Mapping[str, tuple[float, int]] | None = None,
     progress: bool = False,
 ) -> Board:
     """Compute the leaderboard.
@@ -57,6 +58,7 @@ def build_board(
         cases: as :func:`lm_edit.load_cases` returns them; may have more runs.
         resamples: of every bootstrap and permutation test.
         first: columns that are shown first, see :func:`find_columns`.
+        durations: result file -> seconds of its evaluation, and its number of cases.
         progress: show a bar on a terminal.
 
     Raises:
@@ -67,7 +69,7 @@ def build_board(
         raise EditingError("there are no results to compare.")
     columns = find_columns(results, describe_case_sets(cases), first)
     refuse_two_files(results)
-    rows = _read_rows(results, _cases_by_column(cases))
+    rows = _read_rows(results, _cases_by_column(cases), durations or {})
     shares = {column.key for column in columns if column.is_share}
     groups = {column.key for column in columns if column.is_group}
     for row in rows:
@@ -103,6 +105,7 @@ def _note(found: Estimate) -> str:
 
 
 _CasesByColumn = Mapping[tuple[str, ColumnKey], CaseScores]
+_Durations = Mapping[str, tuple[float, int]]
 
 
 def _cases_by_column(cases: pd.DataFrame) -> dict[tuple[str, ColumnKey], CaseScores]:
@@ -112,18 +115,18 @@ def _cases_by_column(cases: pd.DataFrame) -> dict[tuple[str, ColumnKey], CaseSco
     return {(str(run), ColumnKey(*map(str, names))): read_case_scores(rows) for (run, *names), rows in groups}
 
 
-def _read_rows(results: pd.DataFrame, cases: _CasesByColumn) -> list[Row]:
+def _read_rows(results: pd.DataFrame, cases: _CasesByColumn, durations: _Durations) -> list[Row]:
     texts = results[list(EDITED_MODEL)].map(text_of)
     rows = []
     for names, group in results.groupby([texts[name] for name in EDITED_MODEL], sort=False):
         # Two runs of equal settings that both have a column, as with other edits in a stream, are rows of their own.
         repeated = group.duplicated(["task", "metric", "stage", "filter", "seed"]).any()
         parts = [part for _, part in group.groupby("run", sort=True)] if repeated else [group]
-        rows += [_read_row(RowKey(tuple(map(str, names))), part, cases) for part in parts]
+        rows += [_read_row(RowKey(tuple(map(str, names))), part, cases, durations) for part in parts]
     return sorted(rows, key=lambda row: (row.key, row.run_ids))
 
 
-def _read_row(key: RowKey, group: pd.DataFrame, cases: _CasesByColumn) -> Row:
+def _read_row(key: RowKey, group: pd.DataFrame, cases: _CasesByColumn, durations: _Durations) -> Row:
     found: dict[ColumnKey, dict[str, tuple[Cell, CaseScores | None]]] = {}
     summaries: dict[ColumnKey, dict[str, Summary]] = {}
     runs: dict[str, dict[str, str]] = {}
@@ -152,13 +155,13 @@ def _read_row(key: RowKey, group: pd.DataFrame, cases: _CasesByColumn) -> Row:
         {seed: tuple(names) for seed, names in runs.items()},
         tuple(name for names in runs.values() for name in names.values()),
         text_of(first["settings_origin"]),
-        _cost(records),
+        _cost(records, durations),
         cells,
         scores,
     )
 
 
-def _cost(records: Sequence[Mapping[Hashable, Any]]) -> RowCost:
+def _cost(records: Sequence[Mapping[Hashable, Any]], durations: _Durations) -> RowCost:
     """The cost of the edits of a row; tasks of one benchmark share them, and so do runs of one stream."""
     longest: dict[str, tuple[float, Mapping[str, Any]]] = {}  # seed -> seconds of all edits, summary of the edits
     peaks = []
@@ -173,7 +176,10 @@ def _cost(records: Sequence[Mapping[Hashable, Any]]) -> RowCost:
             peaks.append(float(peak))
     each, norm = ([edit.get(name) for _, edit in longest.values()] for name in ("seconds_per_edit", UPDATE))
     total = _mean([seconds for seconds, _ in longest.values()])
-    return RowCost(total, max(peaks, default=None), _mean(each), _mean(norm))
+    known = [durations[file] for file in dict.fromkeys(str(record["file"]) for record in records) if file in durations]
+    num_cases = sum(number for _, number in known)
+    per_case = math.fsum(seconds for seconds, _ in known) / num_cases if num_cases else None
+    return RowCost(total, max(peaks, default=None), _mean(each), _mean(norm), per_case)
 
 
 def _mean(values: Sequence[object]) -> float | None:

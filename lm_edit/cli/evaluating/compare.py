@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from edit_hooks.utils.errors import EditingError
 from lm_edit.cli.command import Verb, say, write_output
+from lm_edit.cli.evaluating.leaderboard import editor_kind
 from lm_edit.cli.evaluating.sweep import add_run_arguments, add_size_arguments, dry_run, execute, resized
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _run(args: argparse.Namespace) -> int:
     finished = [str(out / run.folder_name / RESULTS) for run in grid.runs if (out / run.folder_name / RESULTS).is_dir()]
     if not finished:
         return state
-    site = make_site([*finished, *args.baselines], title=f"{name} in {plan.name}", progress=True)
+    site = make_site([*finished, *args.baselines], title=f"{name} in {plan.name}", kind_of=editor_kind, progress=True)
     for file, text in site.files.items():
         write_output(folder / file, text)
     for note in site.notes:

@@ -8,10 +8,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.settings.numbers import POSITIVE
 from lm_edit.cli.command import Verb, add_only_argument, say, whole, write_output
+
+if TYPE_CHECKING:
+    from lm_edit.leaderboard.render_html import EditorKind
 
 PUBLISHED = ("matching", "all", "none")
 
@@ -86,6 +90,7 @@ def _write(args: argparse.Namespace, folder: Path) -> None:
         title=args.title,
         max_megabytes=args.max_mb,
         reload_seconds=args.watch,
+        kind_of=editor_kind,
         progress=True,
     )
     for name, text in site.files.items():
@@ -93,6 +98,24 @@ def _write(args: argparse.Namespace, folder: Path) -> None:
     for note in site.notes:
         say(note)
     say(f"{site.num_rows} rows, {site.num_columns} columns; open {folder / 'index.html'} in a browser")
+
+
+def editor_kind(name: str) -> EditorKind | None:
+    """The kind of an editor; ``None`` if none of this name is installed.
+
+    The name comes from a result file, so it is no path to import, as ``package.module:Class`` would be.
+    """
+    from edit_hooks.base.describe import describe_editor
+    from edit_hooks.base.registry import editor_names
+    from lm_edit.leaderboard.render_html import EditorKind
+
+    if name not in editor_names():
+        return None
+    try:
+        found = describe_editor(name)
+    except EditingError:  # an editor of another package, which cannot be imported here
+        return None
+    return EditorKind(found.tier, found.writes)
 
 
 def _files_of(paths: Sequence[str]) -> dict[str, tuple[int, int]]:

@@ -17,8 +17,13 @@ const PRINTED = "printed";
 const VIEW = ["task", "doc", "a", "b", "score", "second", "filter", "text", "order", "more"];
 let state = fresh();
 
+// Filters of rows and columns; "" keeps all.
+function noChoice() {
+  return { kind: "", tier: "", mode: "", model: "", benchmark: "" };
+}
+
 function fresh() {
-  return { find: "", section: "", columns: new Set(defaults), sort: null, down: true, view: null };
+  return { find: "", section: "", chosen: noChoice(), columns: new Set(defaults), sort: null, down: true, view: null };
 }
 
 function el(tag, properties, ...children) {
@@ -98,6 +103,7 @@ function readAddress() {
   state = fresh();
   state.find = address.get("find") || "";
   state.section = address.get("section") || "";
+  for (const name of Object.keys(state.chosen)) state.chosen[name] = address.get(name) || "";
   if (address.has("columns")) {
     const wanted = address.get("columns").split("|");
     state.columns = new Set(names.flatMap((name, index) => (wanted.includes(name) ? [index] : [])));
@@ -117,6 +123,7 @@ function writeAddress() {
   const address = new URLSearchParams();
   if (state.find) address.set("find", state.find);
   if (state.section) address.set("section", state.section);
+  for (const [name, value] of Object.entries(state.chosen)) if (value) address.set(name, value);
   const chosen = names.filter((_, index) => state.columns.has(index));
   if (chosen.join() !== defaults.map((index) => names[index]).join()) address.set("columns", chosen.join("|"));
   if (state.sort !== null) address.set("sort", (state.down ? "-" : "+") + (state.sort === "editor" ? "editor" : names[state.sort]));

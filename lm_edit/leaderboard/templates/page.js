@@ -57,6 +57,7 @@ function start() {
   byId("find").value = state.find;
   byId("section").value = state.section;
   drawChooser();
+  drawFilters();
   draw();
   if (state.view) show(state.view);
   else if (byId("viewer").open) byId("viewer").close();

@@ -46,7 +46,7 @@ function addMeanRanks(list) {
   const editors = list.filter((row) => !row.reference);
   const rank = (row, index) => (row.cells[index] ? row.cells[index].rank : null);
   for (const row of editors) delete row.cells[MEAN_RANK];
-  const scores = [...state.columns].filter((index) => index !== MEAN_RANK && editors.every((row) => rank(row, index)));
+  const scores = [...state.columns].filter((index) => index !== MEAN_RANK && ofBenchmark(index) && editors.every((row) => rank(row, index)));
   if (!scores.length || editors.length < 2) return;
   for (const row of editors) row.cells[MEAN_RANK] = { value: scores.reduce((sum, index) => sum + rank(row, index), 0) / scores.length };
 }

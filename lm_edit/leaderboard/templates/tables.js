@@ -22,7 +22,7 @@ function sorted(list, label, value) {
 
 function shownColumns(list) {
   const editors = list.filter((row) => !row.reference); // the unedited model alone makes no comparison
-  return [...state.columns].sort((a, b) => a - b).filter((index) => (editors.length ? editors : list).some((row) => row.cells[index]));
+  return [...state.columns].sort((a, b) => a - b).filter((index) => ofBenchmark(index) && (editors.length ? editors : list).some((row) => row.cells[index]));
 }
 
 const isCost = (index) => board.columns[index].benchmark === "cost";
@@ -94,8 +94,8 @@ function rowOf(row, columns) {
 }
 
 function sectionOf(section) {
-  const kept = section.rows.filter((row) => row.reference || matches([row.label, row.model, row.origin, section.title, ...row.names]));
-  if (kept.every((row) => row.reference) && section.rows.some((row) => !row.reference)) return null;
+  const kept = section.rows.filter((row) => passes(row) && (row.reference || matches([row.label, row.model, row.origin, section.title, ...row.names])));
+  if (kept.every((row) => row.reference) && (!kept.length || filtersRows(["kind", "tier", "mode"]) || section.rows.some((row) => !row.reference))) return null;
   addMeanRanks(section.rows);
   const columns = shownColumns(section.rows);
   const value = (row, index) => (row.cells[index] ? real(row.cells[index].value) : null);
@@ -110,6 +110,7 @@ function sectionOf(section) {
 }
 
 function printedSection() {
+  if (filtersRows(["kind", "tier", "mode", "model"])) return null; // these are of runs
   const kept = board.published.filter((row) => matches([row.editor, row.model, row.source, row.regime]));
   const columns = shownColumns(board.published);
   if (!kept.length || !columns.length) return null;

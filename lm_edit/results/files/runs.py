@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -77,6 +78,16 @@ class ResultFile:
     def num_cases(self, task: str) -> int | None:
         """Number of documents of a task that were asked; ``None`` for a group."""
         return (self.content["n-samples"].get(task) or {}).get("effective")
+
+    @property
+    def seconds(self) -> float | None:
+        """How long lm-eval took, loading and edits included; ``None`` if the file does not have it."""
+        total = self.content.get("total_evaluation_time_seconds")
+        try:
+            seconds = float(total) if isinstance(total, (int, float, str)) else math.nan
+        except ValueError:
+            return None
+        return seconds if math.isfinite(seconds) and seconds >= 0 else None
 
     @cached_property
     def groups(self) -> Mapping[str, tuple[str, ...]]:

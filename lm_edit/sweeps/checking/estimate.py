@@ -154,7 +154,7 @@ class Estimator:
         editor = UNEDITED if mode == "none" else str(own.get("editor"))
         for task, reason in tasks_without_scores(file).items():
             self._unscored[model, editor, mode, _data(args), task] = reason
-        total = _number(file.content.get("total_evaluation_time_seconds"))
+        total = file.seconds
         if total is None:
             return
         tasks = tuple(sorted(file.content["n-samples"]))

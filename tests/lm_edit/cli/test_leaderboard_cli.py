@@ -14,6 +14,7 @@ pytest.importorskip("scikit_posthocs", reason="the statistics are in the extra l
 
 from result_files import write_run
 
+from lm_edit.cli.evaluating.leaderboard import editor_kind
 from lm_edit.cli.main import main
 
 FILES = ["index.html", "leaderboard.csv", "leaderboard.md", "leaderboard.tex"]
@@ -40,6 +41,26 @@ def test_files_of_two_editors(runs, tmp_path, capsys):
     assert re.search(r"\| memit \| 0\.\d+ .*\(4/4\) \|", text) and "**" not in text
     assert re.search(r"\| r_rome \| 0\.\d+ .*\(4/4\) \|", text) and "**" not in text
     assert "Coverage differs" not in text and "edit" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+
+
+def test_the_page_has_kinds_of_editors_and_seconds_per_case(tmp_path):
+    write_run(tmp_path / "runs")
+    (path,) = (tmp_path / "runs").rglob("results_*.json")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    num_cases = sum(counts["effective"] for counts in content["n-samples"].values())
+    path.write_text(json.dumps(content | {"total_evaluation_time_seconds": "6.0"}), encoding="utf-8")
+    assert build(tmp_path / "runs", "-o", tmp_path / "site") == 0
+    page = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    board = json.loads(re.search(r'id="board">(.*?)</script>', page, re.DOTALL)[1])
+    (row,) = board["sections"][0]["rows"]
+    assert (row["tier"], row["changes"], row["mode"]) == ("core", ["weights"], "single")
+    (column,) = [index for index, one in enumerate(board["columns"]) if one["name"] == "cost seconds per case"]
+    assert row["cells"][str(column)]["value"] == pytest.approx(6 / num_cases)
+
+
+def test_no_editor_is_imported_by_a_path_of_a_result_file():
+    assert editor_kind("edit_hooks.editors.rome:ROME") is None and editor_kind("gone") is None
+    assert editor_kind("wise").tier in ("core", "more")
 
 
 def test_the_columns_shown_first_can_be_chosen(runs, tmp_path, capsys):

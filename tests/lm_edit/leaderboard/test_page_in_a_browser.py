@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from playwright.sync_api import expect
 import lm_edit
 from lm_edit import CaseDocument, SavedQuestion, SavedResponse
 from lm_edit.leaderboard.cases import Cases
-from lm_edit.leaderboard.render_html import render_html
+from lm_edit.leaderboard.render_html import EditorKind, render_html
 from lm_edit.leaderboard.table import build_board
 
 pytestmark = needs_chromium
@@ -46,14 +46,19 @@ def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     visits = Visits(browser)
 
     def open_page(
-        *parts: Frames, documents: Sequence[CaseDocument] = (), edit: Callable[[str], str] = str, fragment: str = ""
+        *parts: Frames,
+        documents: Sequence[CaseDocument] = (),
+        edit: Callable[[str], str] = str,
+        fragment: str = "",
+        kinds: Mapping[str, EditorKind] | None = None,
+        **options: Any,
     ) -> Any:
         results, cases = (pd.concat(tables, ignore_index=True) for tables in zip(*parts, strict=True))
         results.attrs["groups"] = parts[0][0].attrs.get("groups", {})
-        text, _ = render_html(build_board(results, cases, resamples=99), [], Cases(documents), "t")
+        text, _ = render_html(build_board(results, cases, resamples=99), [], Cases(documents), "t", kinds=kinds)
         path = tmp_path / "index.html"
         path.write_text(edit(text), encoding="utf-8")
-        return visits.open(path, fragment)
+        return visits.open(path, fragment, **options)
 
     yield open_page
     visits.close()
@@ -306,6 +311,48 @@ def test_keys_move_through_the_listed_cases_and_links_hold(visit):
     gone = compared(visit, fragment=re.sub("doc=[0-9]+", "doc=77", address))
     gone.locator("#viewer[open]").wait_for()
     assert "does not have: case 77" in gone.locator("#stale").inner_text()
+
+
+# --- filters ---------------------------------------------------------------------------------------------------------
+
+
+def test_rows_and_columns_are_filtered(visit):
+    """By what edits change, set, mode, model and benchmark; the address keeps it, and the keyboard suffices."""
+    values = {ES: [1.0, 0.0], "mquake_edit_wise/efficacy_argmax": [1.0, 1.0]}
+    scores = dict.fromkeys(("unedited", "rome", "wise", "x"), values)
+    kinds = {"rome": EditorKind("core", ("weights",)), "wise": EditorKind("more", ("weights", "hooks"))}
+    parts = frames(scores), frames({"x": scores["x"]}, mode="sequential", num_edits=2, context_editor=True)
+    other = frames({"rome": values}, model="other", model_hash="other")
+    page = visit(*parts, other, kinds=kinds, viewport={"width": 375, "height": 700}, color_scheme="dark")
+
+    def editors() -> list[str]:
+        return [text.split("\n")[0] for text in page.locator("#tables tbody th").all_inner_texts()]
+
+    everything = ["unedited", "rome", "wise", "x", "unedited", "x", "rome"]
+    assert editors() == everything
+    for label, value, expected in (
+        ("Kind", "hooks", ["unedited", "wise"]),
+        ("Kind", "context", ["unedited", "x"]),
+        ("Set", "core", ["unedited", "rome", "rome"]),
+        ("Set", "not installed", ["unedited", "x", "unedited", "x"]),
+        ("Mode", "sequential", ["unedited", "x"]),
+        ("Model", "other", ["rome"]),
+    ):
+        chooser = page.get_by_role("combobox", name=label, exact=True)
+        chooser.focus()
+        chooser.select_option(label=value)
+        assert editors() == expected and focused(page).startswith("filter-")
+        page.click("#nofilters")
+        assert editors() == everything and focused(page) == "find"
+    page.get_by_role("combobox", name="Benchmark", exact=True).select_option("bake")
+    page.get_by_role("combobox", name="Set", exact=True).select_option("more")
+    assert "tier=more" in page.evaluate("location.hash") and "benchmark=bake" in page.evaluate("location.hash")
+    content, window = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert content <= window
+    page.reload()
+    assert editors() == ["unedited", "wise"] and page.locator("#tables thead button", has_text="_").count() == 1
+    page.goto(page.url.split("#")[0] + "#mode=gone")
+    assert editors() == [] and page.locator("#filter-mode option:checked").inner_text() == "gone"
 
 
 # --- cost ------------------------------------------------------------------------------------------------------------
