@@ -139,7 +139,7 @@ class CrispEdit(FineTuningEditor[CrispEditConfig]):
         config = super().default_config(model)
         is_path = isinstance(config.factors, (str, os.PathLike))
         config.record_digest("factor_digest", "factors", digest_of(config.factors) if is_path else None)
-        check_length(model, config.factor_length)
+        check_length(model, config.factor_length, KIND.what, "factor_length")
         return config
 
     def check_inputs(self, config: CrispEditConfig) -> None:

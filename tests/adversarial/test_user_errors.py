@@ -188,7 +188,7 @@ editor_args=fact_token:x | accepted: 'subject_last'
 editor_args=context_templates:[a] | exactly one {}
 editor_args=second_moments:missing.safetensors | no such file
 editor=memit,editor_args=second_moments:bad.safetensors | bad.safetensors cannot be read
-editor_args=second_moments:nowhere | neither a file or folder
+editor_args=second_moments:nowhere | there is no file or folder
 editor_args=second_moments:empty | the given source is empty
 editor=mend | needs a hyper-network
 editor=mend,editor_args=artifact:nowhere | no trained hyper-network
@@ -361,7 +361,7 @@ stats --editor ft_m MODEL | uses no second moments
 stats --editor-args lr:1 MODEL | add --editor
 stats --layers 99 MODEL | blocks 0 to 2
 stats --layers 1 --max-length 9999 MODEL | documents behind second moments are cut after 9999 tokens
-stats --layers 1 --source nowhere MODEL | neither a file or folder
+stats --layers 1 --source nowhere MODEL | there is no file or folder
 stats --layers 1 --source latin.jsonl MODEL | not UTF-8
 stats --layers 1 --folder a_file MODEL | a_file is not a folder
 stats --show --folder a_file | a_file is a file

@@ -46,6 +46,10 @@ SHUFFLE_BUFFER = 10_000
 
 
 Source = str | os.PathLike[str] | Sequence[str]
+ACCEPTED_SOURCES = (
+    "'self' (text of the model), 'published', the path of a text file or of a folder with some, a hub id like "
+    "wikimedia/wikipedia/20231101.en, or a list of texts"
+)
 
 
 class HubDataset(NamedTuple):
@@ -123,8 +127,25 @@ def check_source(source: Source) -> None:
     Raises:
         EditingError: as :func:`open_corpus`.
     """
+    _require_text(source)
     if not isinstance(source, (str, os.PathLike)) or not _is_hub_id(os.fspath(source)):
         open_corpus(source, seed=0)
+
+
+def _require_text(source: object) -> None:
+    """Refuse what is no source of text, as a file of matrices, whose bytes or names would pass for text."""
+    if isinstance(source, (list, tuple)):
+        other = [type(text).__name__ for text in source if not isinstance(text, str)]
+        if not other:
+            return
+        shown = f"a list with {other[0]} in it"
+    elif isinstance(source, (str, os.PathLike)):
+        if source and is_text_source(source):
+            return
+        shown = repr(os.fspath(source))
+    else:
+        shown = f"an object of type {type(source).__name__}"
+    raise EditingError(f"{shown} is no source of text. Accepted: {ACCEPTED_SOURCES}.")
 
 
 def open_corpus(source: Source, seed: int) -> Corpus:
@@ -136,6 +157,7 @@ def open_corpus(source: Source, seed: int) -> Corpus:
     Raises:
         EditingError: for sources that are unknown, unreadable, unreachable or empty.
     """
+    _require_text(source)
     if not isinstance(source, (str, os.PathLike)):
         return _from_texts(source)
     name = os.fspath(source)
@@ -147,10 +169,7 @@ def open_corpus(source: Source, seed: int) -> Corpus:
     if path.exists():
         return _from_texts(_read_texts(path))
     if not _is_hub_id(name):
-        raise EditingError(
-            f"second moments come from {name!r}, which is neither a file or folder here, nor 'self' or 'published', "
-            "nor a hub id like wikimedia/wikipedia/20231101.en."
-        )
+        raise EditingError(f"there is no file or folder {name!r} to read text from. Accepted: {ACCEPTED_SOURCES}.")
     return _from_hub(name, seed)
 
 
@@ -163,7 +182,7 @@ def _is_hub_id(name: str) -> bool:
 def _from_texts(texts: Sequence[str]) -> Corpus:
     texts = [text for text in texts if text.strip()]
     if not texts:
-        raise EditingError("second moments need text, and the given source is empty.")
+        raise EditingError("the given source is empty; statistics need text.")
     digest = hashlib.sha256(json.dumps(texts, ensure_ascii=False).encode()).hexdigest()
     return Corpus({"kind": "texts", "documents": len(texts), "sha256": digest}, texts=tuple(texts))
 
@@ -200,8 +219,8 @@ def _from_hub(name: str, seed: int) -> Corpus:
         sha = HfApi().dataset_info(repository, revision=revision or None).sha
     except Exception as error:
         raise EditingError(
-            f"cannot reach the corpus {repository!r} on the hub ({type(error).__name__}). Use second_moments='self', "
-            "the path of a text file, or a safetensors file with a matrix per layer."
+            f"cannot reach the corpus {repository!r} on the hub ({type(error).__name__}). 'self', text of the model, "
+            "and text files need no network."
         ) from None
     hub = HubDataset(repository, config or None, str(sha), seed)
     return Corpus(_hub_identity(hub), hub=hub)

@@ -109,8 +109,13 @@ def full_context(model: nn.Module) -> int:
     return min(position_limit(model.config) or LONGEST_CONTEXT, LONGEST_CONTEXT)
 
 
-def check_length(model: nn.Module, given: int | None) -> None:
+def check_length(
+    model: nn.Module, given: int | None, what: str = "second moments", setting: str = "moment_length"
+) -> None:
     """Refuse documents that are longer than the model's context.
+
+    Args:
+        what: the statistics, and their ``setting``, for the error.
 
     Raises:
         EditingError: positions beyond it do not exist or, rotary ones, have keys that the model was not trained on.
@@ -118,8 +123,8 @@ def check_length(model: nn.Module, given: int | None) -> None:
     limit = position_limit(unwrapped(model).config)
     if given is not None and limit is not None and given > limit:
         raise EditingError(
-            f"documents behind second moments are cut after {given} tokens (moment_length), and the model has {limit} "
-            f"positions; give at most {limit}, or leave it out."
+            f"documents behind {what} are cut after {given} tokens ({setting}), and the model has {limit} positions; "
+            f"give at most {limit}, or leave it out."
         )
 
 

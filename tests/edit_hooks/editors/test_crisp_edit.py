@@ -141,6 +141,16 @@ def test_a_step_without_a_loss_to_lower_leaves_nothing_to_go_on_from():
     assert float(second.stream_state["step"]) == 8
 
 
+def test_errors_about_the_text_name_its_settings():
+    model, tokenizer = loaded("llama")
+    for settings, message in (
+        ({"factor_length": 9999}, r"documents behind K-FAC factors .* \(factor_length\)"),
+        ({"factors": "moments.safetensors"}, "no source of text"),
+    ):
+        with pytest.raises(EditingError, match=message):
+            load_editor("crisp_edit", {**SETTINGS, **settings}).edit(model, tokenizer, EDIT_REQUESTS[:1])
+
+
 def test_blocks_are_refused():
     with pytest.raises(EditingError, match="trained=block is not possible"):
         load_editor("crisp_edit", {"trained": "block"})

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from edit_hooks import EditingError
-from edit_hooks.locate.moments.corpora import digest_of, open_corpus
+from edit_hooks.locate.moments.corpora import check_source, digest_of, open_corpus
 
 TEXTS = ["The river begins here.", "It ends\nat the sea.", "Naïve 東京."]
 
@@ -31,15 +31,23 @@ def test_sampled_text_is_identified_by_its_seed():
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("nowhere.txt", "neither a file"),
-        ("selff", "neither a file"),
-        ("a/b/c/d", "neither a file"),
+        ("nowhere.txt", "no file or folder 'nowhere.txt'.*hub id like"),
+        ("selff", "no file or folder"),
+        ("a/b/c/d", "no file or folder"),
         ([" "], "source is empty"),
+        # Their bytes, keys or the working directory would pass for text.
+        ("matrices.safetensors", "'matrices.safetensors' is no source of text"),
+        ("owner/name.safetensors", "no source of text"),
+        ({"layer0": 1}, "type dict is no source of text"),
+        ("", "'' is no source of text"),
+        (None, "NoneType"),
+        (["a", 1], "list with int in it"),
     ],
 )
 def test_bad_sources_are_explained(source, message):
-    with pytest.raises(EditingError, match=message):
-        open_corpus(source, 0)
+    for read in (lambda: open_corpus(source, 0), lambda: check_source(source)):
+        with pytest.raises(EditingError, match=message):
+            read()
 
 
 def test_unreadable_files_are_named(tmp_path):
@@ -56,7 +64,7 @@ def test_unreachable_corpora_name_the_alternatives(monkeypatch):
         raise ConnectionError("no route")
 
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", refuse)
-    with pytest.raises(EditingError, match=r"wikimedia/wikipedia.*second_moments='self'"):
+    with pytest.raises(EditingError, match=r"wikimedia/wikipedia.*'self', text of the model"):
         open_corpus("wikimedia/wikipedia/20231101.en", 0)
 
 

@@ -112,7 +112,7 @@ def test_a_hub_corpus_is_streamed_at_a_pinned_revision_in_a_random_order(run, tm
         (["--editor", "memitt"], "Did you mean 'memit'"),
         (["--layers", "7"], "blocks 0 to 2"),
         (["--layers", "1", "--threshold", "1", "--energy", "0.1"], "not by both"),
-        (["--layers", "1", "--source", "nowhere.txt"], "neither a file"),
+        (["--layers", "1", "--source", "nowhere.txt"], "no file or folder"),
         (["--layers", "1", "--editor-args", "lr:1"], "add --editor"),
         (["--layers", "1", "--tokens", "0"], "positive"),
     ],
