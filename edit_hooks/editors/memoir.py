@@ -45,7 +45,7 @@ from edit_hooks.editors.wise import has_converged
 from edit_hooks.gradient.labeled_rows import LabeledRows, batch_rows, target_row
 from edit_hooks.gradient.map_forward import MAP_ENGINES, map_activations
 from edit_hooks.locate.context_templates import check_templates, num_templates, sample_templates, warn_of_english
-from edit_hooks.memory.column_memory import KIND, ColumnMemory, Feature, masks_of, overlaps, prompt_features
+from edit_hooks.memory.column_memory import KIND, ColumnMemory, Feature, Selection, masks_of, overlaps, prompt_features
 from edit_hooks.memory.steps import step_numbers
 from edit_hooks.memory.unrelated_texts import UNRELATED_TEXTS
 from edit_hooks.modeling.architectures import architecture_of, input_device, map_shape, unwrapped
@@ -204,6 +204,10 @@ class MEMOIR(Editor[MEMOIRConfig]):
     def compute(self, job: EditJob[MEMOIRConfig]) -> list[Delta]:
         name = _module_of(job.model, job.config)
         earlier = HookEdit.after((delta.hook_edit for delta in job.history), KIND, name, "a residual memory")
+        if earlier is not None:
+            assert job.config.top_k is not None
+            own = Selection(job.config.feature, job.config.top_k, *self._selectors[job.model])
+            Selection.of(earlier).require_same(own)
         deltas = []
         with frozen(job.model):
             for request in job.requests:

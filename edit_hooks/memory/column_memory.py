@@ -35,6 +35,7 @@ Feature = Literal["mean_decentered", "mean", "last"]
 
 KIND = "column_memory"
 NO_MASK = -1
+SAME_BACKGROUND = 0.05  # relative distance that rounding in 16 bits may leave
 
 
 class ColumnMemory(NamedTuple):
@@ -63,6 +64,43 @@ class ColumnMemory(NamedTuple):
         values_DP = self.values_DK.new_zeros(len(self.values_DK), len(columns_P))
         values_DP[:, is_stored_P] = self.values_DK[:, position_P[is_stored_P]]
         return values_DP
+
+
+class Selection(NamedTuple):
+    """What determines the columns of a prompt; :attr:`background_F` up to rounding, as on another device."""
+
+    feature: str
+    top_k: int
+    permutation_F: torch.Tensor
+    background_F: torch.Tensor
+
+    @classmethod
+    def of(cls, edit: HookEdit) -> Selection:
+        """That of an edit."""
+        tensors = edit.tensors
+        top_k = tensors["masks"].shape[1]
+        return cls(edit.settings["feature"], top_k, tensors["permutation"], tensors["background"])
+
+    def require_same(self, later: Selection) -> None:
+        """Refuse a later step that selects in another way: prompts would no longer find the masks of earlier steps.
+
+        Raises:
+            EditingError: with what differs.
+        """
+        background_F, other_F = self.background_F.cpu().float(), later.background_F.cpu().float()
+        same = {
+            "feature": self.feature == later.feature,
+            "top_k": self.top_k == later.top_k,
+            "permutation (seed)": torch.equal(self.permutation_F.cpu(), later.permutation_F.cpu()),
+            "background": background_F.shape == other_F.shape
+            and bool((other_F - background_F).norm() <= SAME_BACKGROUND * background_F.norm()),
+        }
+        if not all(same.values()):
+            differing = ", ".join(name for name, is_same in same.items() if not is_same)
+            raise EditingError(
+                f"steps of one column_memory select columns in different ways: {differing}. Earlier edits would not be "
+                "found by their prompts; a stream has one editor and one configuration throughout."
+            )
 
 
 def prompt_features(
@@ -159,6 +197,7 @@ class ColumnMemoryHooks(HookKind):
         """The memory after the last step, its columns as the last step that trained them left them, but for decay."""
         memory, decay = ColumnMemory.of(steps[0]), float(steps[0].settings["decay"])
         for step in steps[1:]:
+            Selection.of(steps[0]).require_same(Selection.of(step))
             new, shrink = ColumnMemory.of(step), float(step.settings["decay"])
             columns_K = torch.cat([memory.columns_K, new.columns_K]).unique()
             is_new_K = torch.isin(columns_K, new.columns_K)

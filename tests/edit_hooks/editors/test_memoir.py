@@ -11,6 +11,7 @@ from hook_edits import EDIT_REQUESTS, loaded, make, nll, stream_of
 from edit_hooks import Delta, EditingError, edited
 from edit_hooks.editors.memoir import clipped
 from edit_hooks.memory.column_memory import ColumnMemory
+from edit_hooks.memory.steps import STEP_NUMBERS
 
 FIRST, SECOND = EDIT_REQUESTS[:2]
 
@@ -81,3 +82,26 @@ def test_columns_and_permutations_that_the_map_lacks_are_refused():
     given = {"permutation": torch.zeros(width), "background": torch.zeros(width)}
     with pytest.raises(EditingError, match="permutation in 'given'"):
         make("memoir", given=given).edit(model, tokenizer, [FIRST])
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"seed": 7}, r"permutation \(seed\)"),
+        ({"top_k": 16}, "top_k"),
+        ({"feature": "mean"}, "feature"),
+        ({"background_texts": ["The train leaves."]}, "background"),
+    ],
+)
+def test_steps_that_select_in_another_way_are_refused(settings, named):
+    """Prompts of the earlier edits would look for their masks among other columns."""
+    model, tokenizer = loaded("llama")
+    (first,) = make("memoir").edit(model, tokenizer, EDIT_REQUESTS[:1], measure=False)
+    other = make("memoir", **settings)
+    with pytest.raises(EditingError, match=f"in different ways: {named}"):
+        other.edit(model, tokenizer, EDIT_REQUESTS[1:2], history=[first], measure=False)
+    (second,) = make("memoir").edit(model, tokenizer, EDIT_REQUESTS[1:2], history=[first], measure=False)
+    (apart,) = other.edit(model, tokenizer, EDIT_REQUESTS[1:2], measure=False)
+    apart.hook_edit.settings |= {name: second.hook_edit.settings[name] for name in STEP_NUMBERS}
+    with pytest.raises(EditingError, match=f"in different ways: {named}"):
+        Delta.summed([first, apart])
