@@ -39,6 +39,7 @@ MORE: dict[str, str] = {
     "pmet": "edit_hooks.editors.pmet:PMET",
     "rect": "edit_hooks.editors.rect:RECT",
     "prune": "edit_hooks.editors.prune:PRUNE",
+    "revive": "edit_hooks.editors.revive:REVIVE",
     "nas": "edit_hooks.editors.nas:NAS",
     "loc_ft": "edit_hooks.editors.loc_ft:LocFT",
     "loc_ft_crispedit": "edit_hooks.editors.loc_ft:LocFTCrispEdit",

@@ -1,0 +1,229 @@
+"""REVIVE: keep the leading singular triplets of the original weight.
+
+Method of "Spectral Characterization and Mitigation of Sequential Knowledge Editing Collapse" (2601.11042), by its
+formula: no code was released. With W = sum_i s_i u_i v_i^T the weight before the stream, U and V its k leading singular
+vectors, an update D of any editor is written as
+
+    (I - U U^T) D (I - V V^T)
+
+k is the least number of triplets that hold the share ``energy`` of sum_i s_i^2 (``energy_of: values``: of sum_i s_i).
+So (W + D') v_i = s_i u_i and u_i^T (W + D') = s_i v_i^T for i <= k after any number of steps: the leading triplets stay
+singular triplets. The projection is linear and idempotent, and a low-rank update keeps its rank.
+
+The paper leaves open which energy and which share is meant; the defaults are this package's. As in the other wrappers,
+the projection happens after the base editor has finished all its layers. The vectors are computed once per weight and
+stored in ``Delta.stream_state``, from which later steps read them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import nn
+
+from edit_hooks.base.config import Settings, config_field
+from edit_hooks.base.job import EditJob
+from edit_hooks.base.wrapping.wrapper import PostProcessingEditor, WrapperConfig
+from edit_hooks.deltas.apply import read_parameter
+from edit_hooks.deltas.delta import Delta, Factor
+from edit_hooks.deltas.norms import largest_norm_ratio
+from edit_hooks.deltas.placement import beside_weights
+from edit_hooks.locate.value_editor import MEMIT_CONTRACT_SETTINGS
+from edit_hooks.modeling.architectures import unwrapped
+from edit_hooks.modeling.fingerprint.tensor_hash import tensor_digest
+from edit_hooks.modeling.linear_maps import map_shape
+from edit_hooks.modeling.tensors import at_least_float32
+from edit_hooks.request import EditRequest
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.settings.numbers import SHARE_BELOW_ONE
+
+UpdateT = TypeVar("UpdateT", Factor, torch.Tensor)
+
+STATE_PREFIX = "revive"  # of the singular vectors in saved edits
+FLOAT32 = 4
+LITTLE = 0.1  # share of an update's norm
+LITTLE_WARNING = (
+    "less than a tenth of the norm of the update of a weight is left, because the rest lies in the protected "
+    "directions; the edit may not take effect. Set a smaller energy."
+)
+
+
+@dataclass(kw_only=True)
+class REVIVEConfig(WrapperConfig):
+    """Settings of the projection."""
+
+    energy: float = config_field(
+        "share of the energy of the original weight whose leading singular triplets are kept; 0: none, the base "
+        "editor's update is written whole",
+        within=SHARE_BELOW_ONE,
+        default=0.5,
+    )
+    energy_of: Literal["squares", "values"] = config_field(
+        "the energy is the sum of the squares of the singular values, or of the values", default="squares"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.base_settings.get("stream") == "exact":
+            raise EditingError(
+                "base_settings have stream: exact, which counts on the whole update being written, and revive writes a "
+                "part of it. Drop stream: exact."
+            )
+
+
+class SingularVectors(NamedTuple):
+    """The k leading singular vectors of a weight in its stored orientation, [rows, k] and [columns, k]."""
+
+    left_DK: torch.Tensor
+    right_FK: torch.Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, weight: torch.Tensor, config: REVIVEConfig) -> SingularVectors:
+        """From the Gram matrix of the smaller side, in float64; returned on the CPU, float32 or wider."""
+        if weight.shape[0] > weight.shape[1]:
+            right, left = cls.of(weight.T, config)
+            return cls(left, right)
+        precise_DF = weight.detach().double()
+        squares_D, u_DD = torch.linalg.eigh(precise_DF @ precise_DF.T)  # ascending
+        num_kept = num_leading(squares_D.flip(0).clamp(min=0).sqrt(), config)
+        left_DK = u_DD.flip(1)[:, :num_kept]
+        right_FK = torch.linalg.qr(precise_DF.T @ left_DK).Q  # the same span as that of the right vectors
+        dtype = at_least_float32(weight[:0]).dtype
+        return cls(left_DK.to("cpu", dtype).contiguous(), right_FK.to("cpu", dtype).contiguous())
+
+
+def num_leading(values: torch.Tensor, config: REVIVEConfig) -> int:
+    """The least number of singular values that hold the share ``energy``.
+
+    Args:
+        values: descending.
+    """
+    total = (values**2 if config.energy_of == "squares" else values).cumsum(0)
+    if config.energy == 0 or total[-1] == 0:
+        return 0
+    return int((total < config.energy * total[-1]).sum()) + 1
+
+
+def without_leading(update: UpdateT, vectors: SingularVectors) -> UpdateT:
+    """An update of a weight without its part in the leading directions; a factor keeps its rank."""
+    left, right = vectors
+    if isinstance(update, Factor):
+        if update.transposed:
+            left, right = right, left
+        return update._replace(left=_without(update.left, left), right=_without(update.right, right))
+    return _without(_without(update, left).T, right).T.contiguous()
+
+
+class REVIVE(PostProcessingEditor[REVIVEConfig]):
+    """A base editor's update without its part in the leading directions of the weight."""
+
+    name = "revive"
+    config_class = REVIVEConfig
+    # Half the energy of a matrix as small as the contract's would be a large part of its directions.
+    contract_settings: ClassVar[Settings] = {
+        "layers": [0, 1],
+        "base": "memit",
+        "base_settings": MEMIT_CONTRACT_SETTINGS,
+        "energy": 0.1,
+    }
+
+    def __init__(self, overrides: Settings | None = None) -> None:
+        super().__init__(overrides)
+        self.reads_past_updates = self.base.reads_past_updates
+        self._vectors: dict[str, tuple[str, SingularVectors]] = {}  # by parameter: digest of the weight, its vectors
+
+    def condensed(self, model: nn.Module, history: Sequence[Delta]) -> list[Delta]:
+        condensed = self.base.condensed(model, history)
+        held = {name for delta in condensed for name in delta.stream_state}
+        missing = {name: tensor for name, tensor in _stored(history).items() if name not in held}
+        if not missing:
+            return condensed
+        *earlier, last = condensed or [Delta()]
+        return [*earlier, dataclasses.replace(last, stream_state={**last.stream_state, **missing})]
+
+    def most_state_bytes(self, model: nn.Module) -> int | None:
+        of_base = super().most_state_bytes(model)
+        if of_base is None:
+            return None
+        inner = unwrapped(model)
+        config = self._resolved[inner]
+        shapes = [map_shape(inner.get_submodule(name)) for name in self.target_modules(config, model)]
+        # k leading squares hold at least the share k / n of all.
+        return of_base + sum(FLOAT32 * math.ceil(config.energy * min(shape)) * sum(shape) for shape in shapes)
+
+    def warnings(self, job: EditJob[REVIVEConfig], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
+        is_little = any(facts["kept_norm_share"] < LITTLE for facts in delta.diagnostics["revive"].values())
+        return [*super().warnings(job, requests, delta), *([LITTLE_WARNING] if is_little else [])]
+
+    def compute(self, job: EditJob[REVIVEConfig]) -> list[Delta]:
+        stored = _stored(job.history)
+        return [self._projected(job, delta, stored) for delta in self.base_edits(job)]
+
+    @torch.no_grad()
+    def _projected(self, job: EditJob[REVIVEConfig], delta: Delta, stored: dict[str, torch.Tensor]) -> Delta:
+        """The delta without the leading directions of its matrices; vectors that the history lacks are in its state."""
+        delta = beside_weights(job.model, delta)
+        masked = [f"{module}.weight" for module in delta.masks]
+        dense = {**delta.dense, **{name: delta.weight(name) for name in masked}}
+        factors = {name: factor for name, factor in delta.factors.items() if name not in delta.masks}
+        state, report = dict(delta.stream_state), {}
+        for name in delta.parameter_names:
+            module = name.removesuffix(".weight")
+            if module not in factors and dense[name].dim() != 2:
+                continue  # a bias has no singular vectors
+            keys = f"{STATE_PREFIX}/left/{name}", f"{STATE_PREFIX}/right/{name}"
+            if keys[0] in stored:
+                vectors = SingularVectors(*(stored[key] for key in keys))
+            else:
+                vectors = self._of_weight(name, read_parameter(job.model, name), job.config)
+                state |= dict(zip(keys, vectors, strict=True))
+            shares = [_project(factors, module, vectors)] if module in factors else []
+            shares += [_project(dense, name, vectors)] if name in dense else []
+            report[name] = {"num_kept": vectors.left_DK.shape[1], "kept_norm_share": min(shares)}
+        projected = dataclasses.replace(delta, factors=factors, dense=dense, masks={}, stream_state=state)
+        ratio = largest_norm_ratio(job.model, projected)
+        projected.diagnostics = {**delta.diagnostics, "revive": report, "update_norm_ratio": ratio}
+        return projected
+
+    def _of_weight(self, name: str, weight: torch.Tensor, config: REVIVEConfig) -> SingularVectors:
+        """The vectors of a weight that no step of the stream has changed, computed once."""
+        digest = tensor_digest(weight)
+        if name not in self._vectors or self._vectors[name][0] != digest:
+            self._vectors[name] = digest, SingularVectors.of(weight, config)
+        return self._vectors[name][1]
+
+
+def _stored(history: Sequence[Delta]) -> dict[str, torch.Tensor]:
+    """The singular vectors in the states of a stream; the first of a weight are those of the original."""
+    stored: dict[str, torch.Tensor] = {}
+    for delta in history:
+        for name, tensor in delta.stream_state.items():
+            if name.startswith(f"{STATE_PREFIX}/"):
+                stored.setdefault(name, tensor)
+    return stored
+
+
+def _project(updates: dict[str, UpdateT], key: str, vectors: SingularVectors) -> float:
+    """Project one of the updates in place; returns the share of its norm that is left."""
+    before = _norm(updates[key])
+    updates[key] = without_leading(updates[key], vectors)
+    return _norm(updates[key]) / before if before else 1.0
+
+
+def _without(matrix: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
+    """(I - B B^T) M of an orthonormal basis B."""
+    directions = directions.to(matrix)
+    return matrix - directions @ (directions.T @ matrix)
+
+
+def _norm(update: Factor | torch.Tensor) -> float:
+    if isinstance(update, Factor):
+        left, right = update.left.double(), update.right.double()
+        return math.sqrt(max(float(((left.T @ left) * (right.T @ right)).sum()), 0.0))
+    return float(update.norm())
