@@ -61,6 +61,24 @@ class RowKey:
         return OTHER_REGIMES.get(self["mode"], "single edits")
 
 
+class Pair(NamedTuple):
+    """Two editors of a section in one column.
+
+    Attributes:
+        first, second: their places among the editors of the section.
+        wins, ties, losses: cases in which the first one is better, equal, worse; ``None`` where a case has no score of
+            its own, as of an edit score.
+        test: adjusted over all pairs of the column.
+    """
+
+    first: int
+    second: int
+    wins: int | None
+    ties: int | None
+    losses: int | None
+    test: Comparison
+
+
 @readable
 class Section(NamedTuple):
     """Rows that compete: one model, one regime, context editors apart.
@@ -71,6 +89,7 @@ class Section(NamedTuple):
         ranking: mean ranks over the columns shown first; ``None`` if there are too few.
         ranking_note: which columns and editors the ranking is about, or why there is none.
         coverage_note: columns in which editors have scores of very different shares of the cases; "" if there are none.
+        pairs: column -> every two editors with scores of the same cases, of the columns shown first.
     """
 
     title: str
@@ -78,6 +97,7 @@ class Section(NamedTuple):
     ranking: Ranking | None
     ranking_note: str
     coverage_note: str
+    pairs: Mapping[ColumnKey, tuple[Pair, ...]]
 
     def _summary(self) -> Iterator[tuple[str, object]]:
         yield "title", self.title

@@ -23,7 +23,7 @@ from lm_edit.leaderboard.cases import Cases, Json, plain, to_json
 from lm_edit.leaderboard.columns import Column, ColumnKey
 from lm_edit.leaderboard.published import PublishedRow
 from lm_edit.leaderboard.render_text import GENERATOR, LATEX, describe_column
-from lm_edit.leaderboard.significance import Comparison, Ranking
+from lm_edit.leaderboard.significance import ALPHA, Comparison, Ranking
 from lm_edit.results.comparing import EDITED_MODEL
 from lm_edit.results.filters import text_of
 
@@ -75,8 +75,8 @@ SCRIPTS = (
     "tables.js",
     "ranks.js",
     "frontier.js",
+    "pairs.js",
     "paper.js",
-    "differences.js",
     "cases.js",
     "viewer.js",
     "page.js",
@@ -152,6 +152,7 @@ def _board(
     return {
         "title": title,
         "latex": {**LATEX},
+        "alpha": ALPHA,
         "methods": list(board.methods),
         "columns": [*(_column(column) for column in board.columns), *COSTS],
         "sections": [
@@ -161,6 +162,10 @@ def _board(
                 "ranking": _ranking(section.ranking),
                 "note": section.ranking_note,
                 "coverage": section.coverage_note,
+                "pairs": {
+                    str(numbers[key]): [[*pair[:-1], list(pair.test)] for pair in pairs]
+                    for key, pairs in section.pairs.items()
+                },
             }
             for section in board.sections
         ],

@@ -13,7 +13,8 @@ from edit_hooks.utils.errors import EditingError
 from lm_edit.leaderboard import significance
 from lm_edit.leaderboard.board import OUTSIDE, Board, Cell, Row, RowCost, RowKey, Section
 from lm_edit.leaderboard.columns import Column, ColumnKey, describe_case_sets, find_columns
-from lm_edit.leaderboard.significance import Comparison, Ranking
+from lm_edit.leaderboard.pairs import compare_among, compare_rows, is_testable, pairs_of
+from lm_edit.leaderboard.significance import Ranking
 from lm_edit.results.comparing import EDITED_MODEL, name_of, run_labels
 from lm_edit.results.filters import is_missing, text_of
 from lm_edit.results.statistics.case_scores import CaseScores, combine_seeds, read_case_scores
@@ -279,7 +280,10 @@ def _section(
     ranking, note = _ranking(editors, columns)
     positions = {name: number for number, name in enumerate(ranking.names)} if ranking else {}
     ordered = sorted(editors, key=lambda row: (positions.get(row.label, len(positions)), row.label))
-    return Section(title, (*references, *ordered), ranking, note, _coverage_note(editors, columns))
+    shown = [column for column in columns if column.is_default and column.higher_is_better is not None]
+    bar = tqdm(shown, desc="Comparing every two", unit="column", disable=None if progress else True)
+    pairs = {column.key: found for column in bar if (found := pairs_of(ordered, column, resamples))}
+    return Section(title, (*references, *ordered), ranking, note, _coverage_note(editors, columns), pairs)
 
 
 def _distinguish(rows: Sequence[Row]) -> None:
@@ -306,44 +310,25 @@ def _signed(cell: Cell, column: Column) -> float:
 
 def _compare(references: Sequence[Row], editors: Sequence[Row], column: Column, resamples: int) -> None:
     """Test every editor against the unedited model and against the best editor, each a family of its own."""
-    tested = [row for row in editors if _is_testable(row, column.key)]
-    unedited = [row for row in references if _is_testable(row, column.key)]
+    tested = [row for row in editors if is_testable(row, column.key)]
+    unedited = [row for row in references if is_testable(row, column.key)]
     best = [row for row in tested if row.cells[column.key].rank == 1]
     # An unedited model that answers under other options is another one.
     by_options = {row.key["answer_options"]: row for row in reversed(unedited)}
     if unedited:
         own = [by_options.get(row.key["answer_options"]) for row in tested]
         pairs = zip(tested, own, strict=True)
-        results = significance.corrected([_test(row, one, column.key, resamples) for row, one in pairs])
+        results = significance.corrected([compare_rows(row, one, column.key, resamples) for row, one in pairs])
         for row, result in zip(tested, results, strict=True):
             row.cells[column.key].versus_unedited = result
     if best:
         rivals = [row for row in tested if row.cells[column.key].rank != 1]
         # The cases that choose the best editor are those of the tests, so all pairs of editors are the family.
         num_pairs = math.comb(len(tested), 2)
-        found = [_test_of_pairs(row, best[0], column.key, resamples, num_pairs) for row in rivals]
+        found = [compare_among(row, best[0], column.key, resamples, num_pairs) for row in rivals]
         results = significance.corrected(found, num_pairs)
         for row, result in zip(rivals, results, strict=True):
             row.cells[column.key].versus_best = result
-
-
-def _is_testable(row: Row, key: ColumnKey) -> bool:
-    return key in row.cells and key in row.scores and row.scores[key].gives(row.cells[key].value)
-
-
-def _test(row: Row, other: Row | None, key: ColumnKey, resamples: int) -> Comparison | None:
-    return (
-        None if other is None else significance.compare_runs(row.scores[key], other.scores[key], permutations=resamples)
-    )
-
-
-def _test_of_pairs(row: Row, best: Row, key: ColumnKey, resamples: int, num_pairs: int) -> Comparison | None:
-    """The test, with more permutations where its smallest possible p-value could not pass the correction."""
-    test = _test(row, best, key, resamples)
-    if test is None or test.test != "permutation" or test.p > 4 / (resamples + 1):
-        return test
-    needed = math.ceil(4 * num_pairs / significance.ALPHA)
-    return test if needed <= resamples else _test(row, best, key, needed)
 
 
 def _ranking(editors: Sequence[Row], columns: Sequence[Column]) -> tuple[Ranking | None, str]:

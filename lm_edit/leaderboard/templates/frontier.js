@@ -16,7 +16,7 @@ function frontier(section, kept, columns) {
     .filter((point) => point.x > 0 && point.y !== null && point.y !== undefined && Number.isFinite(point.y));
   const remember = (event) => { chosenPlots[section.title] = { score, price, open: event.target.open }; };
   return el("details", { class: "frontier", open: Boolean(chosen.open), ontoggle: remember }, el("summary", {}, "Score against cost"),
-    el("div", { class: "pick" }, select("Score", options(scores, (column) => column.name), String(score), pick("score")), select("Cost", options(costs, (column) => column.metric), String(price), pick("price"))),
+    el("div", { class: "pick" }, select("Score", options(scores, (column) => column.name), String(score), pick("score"), `score-${board.sections.indexOf(section)}`), select("Cost", options(costs, (column) => column.metric), String(price), pick("price"), `cost-${board.sections.indexOf(section)}`)),
     points.length < 2 ? el("p", { class: "note" }, "Fewer than two editors have both.") : plot(points, board.columns[score], board.columns[price]));
 }
 

@@ -5,7 +5,7 @@ function draw() {
   if (!state.section || state.section === PRINTED) parts.push(printedSection());
   const shown = parts.filter(Boolean);
   redraw(byId("tables"), shown);
-  const count = byId("tables").querySelectorAll("tbody tr:not(.reference)").length;
+  const count = byId("tables").querySelectorAll(".block > .scroll tbody tr:not(.reference)").length;
   byId("status").textContent = shown.length ? `${count} ${count === 1 ? "row" : "rows"} in ${shown.length} ${shown.length === 1 ? "table" : "tables"}. ${board.thinned}` : "Nothing matches.";
   byId("count").textContent = `(${state.columns.size} of ${names.length})`;
   writeAddress();

@@ -355,6 +355,32 @@ def test_rows_and_columns_are_filtered(visit):
     assert editors() == [] and page.locator("#filter-mode option:checked").inner_text() == "gone"
 
 
+# --- pairs -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_two_editors_are_compared(visit):
+    """rome wins six cases of eight against ft and memit, which tie; Holm makes 0.03125 of three tests 0.094."""
+    scores = {"rome": {ES: [1.0] * 8}, "ft": {ES: [0.0] * 6 + [1.0] * 2}, "memit": {ES: [0.0] * 6 + [1.0] * 2}}
+    parts = frames(scores | {"unedited": {ES: [0.0] * 8}})
+    page = visit(parts, documents=documents_of(parts, number=2), viewport={"width": 375, "height": 700})
+    page.focus(".pairs summary")
+    page.keyboard.press("Enter")
+    table = page.locator(".pairs table")
+    table.wait_for()
+    assert focused(page) == "pairs" and page.locator("#status").inner_text().startswith("3 rows in 1 table.")
+    rows = [row.split("\t") for row in table.locator("tr").all_inner_texts()]
+    assert rows[0] == ["editor", "ft", "memit", "rome"]
+    assert [" ".join(cell.split()) for cell in rows[3]] == ["rome", "6/2/0 p = 0.094", "6/2/0 p = 0.094", ""]
+    assert " ".join(rows[1][2].split()) == "0/8/0 p = 1.000"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.select_option("#pairs-0", index=0)
+    assert page.locator('[id="undefined"]').count() == 0
+    test = "p = 0.094 (exact McNemar test, Holm over 3 pairs)"
+    name = f"rome against ft: 6 wins, 2 ties, 0 losses; +0.750 on 8 cases, {test}"
+    open_viewer(page, page.get_by_role("button", name=name, exact=True))
+    assert page.locator("#viewertitle").inner_text().startswith("rome and ft")
+
+
 # --- cost ------------------------------------------------------------------------------------------------------------
 
 
