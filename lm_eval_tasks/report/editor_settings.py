@@ -1,6 +1,6 @@
 """Settings of an editor by name, in its resolved settings as results have them.
 
-An editor that post-processes another one (``rect``, ``prune``, ``simie``) has the other's settings in
+An editor that post-processes another one (``rect``, ``prune``, ``revive``, ``simie``) has the other's settings in
 ``base_settings``, and an editor with a context on top (``icl``) has those of both in ``base_settings`` and
 ``context_settings``. A setting is therefore looked up in all of them.
 """
