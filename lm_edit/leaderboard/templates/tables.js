@@ -89,7 +89,7 @@ function rowOf(row, columns) {
   const origin = row.origin ? el("span", { class: untuned ? "untuned" : "" }, untuned ? "untuned settings" : `${row.origin} settings`) : "";
   const style = firsts(columns);
   return el("tr", { class: row.reference ? "reference" : "" },
-    el("th", { scope: "row", title: row.names.join("\n") }, row.label, row.reference ? "" : el("span", { class: "sub" }, origin, row.seeds.length > 1 ? `, ${row.seeds.length} seeds` : "")),
+    el("th", { scope: "row", title: row.names.join("\n") }, row.label, row.reference ? "" : el("span", { class: "sub" }, origin, row.seeds.length > 1 ? `${row.origin ? ", " : ""}${row.seeds.length} seeds` : "")),
     columns.map((index, position) => cellOf(row, index, style(position))));
 }
 
