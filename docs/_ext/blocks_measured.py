@@ -105,8 +105,7 @@ def cell_text(cell: Cell | None) -> str:
         return "-"
     text = f"{cell.value:.2f}"
     if cell.interval is not None:
-        mark = "~" if cell.interval.method == "normal approximation" else ""
-        text += f" ({mark}{cell.interval.low:.2f}-{cell.interval.high:.2f})"
+        text += f" ({cell.interval.mark}{cell.interval.low:.2f}-{cell.interval.high:.2f})"
     asked = cell.num_cases - cell.left_out.get(OUTSIDE, 0)
     return text if cell.num_scored == asked else f"{text}, {cell.num_scored} of {asked}"
 

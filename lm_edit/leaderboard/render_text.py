@@ -71,8 +71,7 @@ def format_value(value: float) -> str:
 
 def format_interval(interval: Interval) -> str:
     """The ends in brackets, after ~ if they are those of the normal approximation."""
-    mark = "~" if interval.method == "normal approximation" else ""
-    return f"{mark}[{format_value(interval.low)}, {format_value(interval.high)}]"
+    return f"{interval.mark}[{format_value(interval.low)}, {format_value(interval.high)}]"
 
 
 def render_markdown(board: Board, columns: Sequence[Column], published: Sequence[PublishedRow]) -> str:

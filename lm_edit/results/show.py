@@ -159,8 +159,7 @@ def _notes(frame: pd.DataFrame, labels: Mapping[str, str]) -> Iterator[str]:
 
 def _cell(row: Any, interval: Interval | None) -> str:
     value = "unscored" if math.isnan(row["value"]) else f"{row['value']:.3f}"
-    mark = "~" if interval and interval.method == "normal approximation" else ""
-    ends = f", {mark}{interval.low:.3f} to {interval.high:.3f}" if interval else ""
+    ends = f", {interval.mark}{interval.low:.3f} to {interval.high:.3f}" if interval else ""
     counts = [] if math.isnan(row["n"]) else [f"{row['n']:g}"]
     if row["excluded"] > 0:
         counts.append(f"{row['excluded']:g} excluded")

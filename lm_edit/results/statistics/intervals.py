@@ -38,6 +38,11 @@ class Interval(NamedTuple):
     high: float
     method: Method
 
+    @property
+    def mark(self) -> str:
+        """What stands before the ends in tables: ``~`` for the normal approximation."""
+        return "~" if self.method == "normal approximation" else ""
+
 
 def wilson_interval(successes: float, num_cases: int) -> Interval:
     """Wilson's 95% interval of a share of successes among independent cases (Wilson, 1927).
