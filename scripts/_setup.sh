@@ -45,7 +45,7 @@ choose_environment() {
   export VIRTUAL_ENV="$VENV" PATH="$VENV/bin:$PATH"
 }
 
-fingerprint() { # of all that decides what is installed, but for the extras
+fingerprint() { # prints a hash of what decides the installation, apart from the extras
   "$VENV/bin/python" - "$ROOT" "$ROOT/pyproject.toml" "$ROOT/scripts/_setup.sh" ${CONSTRAINTS:+"$CONSTRAINTS"} <<'PY'
 import hashlib, pathlib, sys
 root, *files = sys.argv[1:]

@@ -15,10 +15,11 @@ In a stream (:class:`_CrispRule`) the factors of the edits so far join those of 
 
     A <- (n_0 A_0 + n_e A_e) / (n_0 + n_e),   the same for B,
 
-where A_e are means over all positions of prompt and target of the past edits, read after their own step. Adam goes on
-with the moments of the step before, the first of them projected anew. This is ``sequential`` of the release. Its
-default there, ``mix``, reads up to 1,000 past edits and the general text again after each step, and is not offered; nor
-is the recomputation of factors during an edit, which is off there by default. Only joint edits carry state.
+where A_e are means over all positions of prompt and target of the past edits, read after their own step. Adam keeps
+its moments between steps, and the new projection is applied to the first of them. This is ``sequential`` of the
+release. Its default there, ``mix``, reads up to 1,000 past edits and the general text again after each step, and is not
+offered. Nor is the recomputation of factors during an edit, which is off there by default. Only joint edits carry
+state.
 
 Other differences: the release drops labels with token id 0, which pads its batches ("!" in Llama 3), from the factors;
 it shuffles a stream once, before its steps, where ``shuffle`` here orders the requests of each pass.
@@ -205,7 +206,7 @@ class CrispEdit(FineTuningEditor[CrispEditConfig]):
         return {layer: factors.merged(stored.get(layer)) for layer, factors in new.items()}
 
     def condensed(self, model: nn.Module, history: Sequence[Delta]) -> list[Delta]:
-        """The last step without its update: its state stands for all steps before it."""
+        """The last step without its update: its state holds what all earlier steps left."""
         return [replace(history[-1], factors={}, dense={}, masks={})] if history else []
 
     def most_state_bytes(self, model: nn.Module) -> int | None:

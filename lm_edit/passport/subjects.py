@@ -64,7 +64,10 @@ def recover_subjects(
             "give a source with more facts (--facts)."
         )
     if len(subjects) > MAX_DIRECTIONS:
-        raise EditingError(f"the edit has {len(subjects)} subjects; at most {MAX_DIRECTIONS} are told apart.")
+        raise EditingError(
+            f"the edit has {len(subjects)} subjects; recovery is measured for at most {MAX_DIRECTIONS}. "
+            "Give an edit of fewer facts."
+        )
     rows_KF = _row_space(delta, parameter, unwrapped(model), len(subjects), seed)
     candidates = [*subjects, *others]
     keys_CF = _keys(unwrapped(model), tokenizer, candidates, parameter.removesuffix(".weight"))

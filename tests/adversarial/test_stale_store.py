@@ -53,7 +53,7 @@ FILE_CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-# One of the fields of the configuration stands for the others.
+# The plain run tries one field of the configuration; `-m slow` the others.
 @pytest.mark.parametrize(
     "change",
     [

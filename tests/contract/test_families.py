@@ -101,9 +101,9 @@ def test_the_attention_is_edited_in_place_of_experts(model_type: str) -> None:
         fast, plain = (edit.weights()[f"{name}.weight"] for edit in edits)
         torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
         assert_acts_as_its_matrix(model, tokenizer(REQUEST.text, return_tensors="pt")["input_ids"], edits[0])
-        for editor in ("pmet", "kn"):
+        for editor, settings in {"pmet": {"num_steps": 1}, "kn": {}}.items():
             with pytest.raises(EditingError, match=r"is left alone where the attention's output map is the edited one"):
-                load_editor(editor, {"num_steps": 1} if editor == "pmet" else {}).edit(model, tokenizer, [REQUEST])
+                load_editor(editor, settings).edit(model, tokenizer, [REQUEST])
     assert computation_identity(model) == identity
     assert all(torch.equal(before[name], weight) for name, weight in model.named_parameters())
 

@@ -122,7 +122,7 @@ def test_fixed_factors_carry_the_moments_alone():
 
 @pytest.mark.parametrize("engine", ["fast", "reference"])
 def test_an_edit_made_alone_keeps_no_moments_and_no_step_follows_it(engine):
-    """Moments that start anew in the middle of a stream would be another method."""
+    """A stream whose moments are reset between steps would be another method."""
     model, tokenizer = loaded("llama")
     editor = load_editor("crisp_edit", {**SETTINGS, "engine": engine})
     (alone,) = editor.edit(model, tokenizer, EDIT_REQUESTS[:1], measure=False)
