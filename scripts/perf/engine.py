@@ -22,6 +22,14 @@ and seconds per edit of the plain loop on --reference-edits edits and of the eng
 
     GRADIENT <editor>=<ratio of operations>/<ratio of seconds> ...
 
+With --table everything that the page "How fast" of the documentation shows is measured on one model, in Markdown:
+
+    python scripts/perf/engine.py --table --shape llama-3-8b --dtype bfloat16 --device cuda
+
+Seconds per edit of the editors alone and 4, 16 and 64 together, their share of the rate of a large matrix product,
+joint edits of 16 to 1,000 requests, questions scored and continued under edits of their own, a covariance solve, peak
+memory, and where the time goes. Columns beside it: the plain loop, and numbers of EasyEdit from ``measured.json``.
+
 The reference path computes every token of every row in every step, writes each edit into the weights and answers one
 question at a time with the model's own generate. Early stopping is off, so both paths run the same number of steps.
 """
@@ -29,20 +37,17 @@ question at a time with the model's own generate. Early stopping is off, so both
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import multiprocessing
 import platform
 import resource
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from how_fast import SECTIONS, print_table
+from measured_model import SHAPES, Setup, load, load_requests, make_editor, time_seconds
 
-    from edit_hooks.base.editor import Editor
+if TYPE_CHECKING:
     from edit_hooks.deltas.delta import Delta
     from edit_hooks.inference.items import GenerateItem, ScoreItem
     from edit_hooks.request import EditRequest
@@ -51,30 +56,6 @@ ENGINES = ("reference", "fast")
 TEMPLATES = (21, 11, 6)
 VALUE_EDITOR = "r_rome"  # of the measurements of the value optimization
 GRADIENT_EDITORS = ["ft_m", "ft_l", "wise", "lora", "mend"]
-SHAPES: dict[str, dict[str, int | float | bool]] = {
-    "llama-3-8b": {
-        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192, "rope_theta": 500000.0,
-        "tie_word_embeddings": False,
-    },
-    "llama-tiny": {
-        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "vocab_size": 128256, "max_position_embeddings": 256, "tie_word_embeddings": False,
-    },
-}  # fmt: skip
-
-
-@dataclass
-class Setup:
-    """Model, tokenizer and options of a measurement; loaded in its own process, so that its peak memory is its own."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    args: argparse.Namespace
-
-    @property
-    def weight_bytes(self) -> int:
-        return sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
 
 
 class Measurement(NamedTuple):
@@ -83,85 +64,6 @@ class Measurement(NamedTuple):
     value: float
     peak_bytes: int
     weight_bytes: int
-
-
-def load(args: argparse.Namespace) -> Setup:
-    """Load the model under test and its tokenizer."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
-
-    from edit_hooks.assets.demo_model import demo_model_path
-
-    dtype = getattr(torch, args.dtype)
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    if args.shape:
-        tokenizer = AutoTokenizer.from_pretrained(args.tokenizer or demo_model_path())
-        torch.manual_seed(0)
-        config = LlamaConfig(**SHAPES[args.shape])
-        with torch.device(args.device):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-        model.generation_config.eos_token_id = tokenizer.eos_token_id
-    else:
-        path = args.pretrained or demo_model_path()
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(args.device)
-    setup = Setup(model.eval(), tokenizer, args)
-    check_vocabulary(setup)
-    return setup
-
-
-def check_vocabulary(setup: Setup) -> None:
-    """Refuse a tokenizer with ids that the model has no embedding for."""
-    size = setup.model.get_input_embeddings().weight.shape[0]
-    largest = max(max(setup.tokenizer(request.text)["input_ids"]) for request in load_requests(setup.args, 16))
-    if largest >= size:
-        raise SystemExit(f"the tokenizer uses id {largest}, the model has {size} embeddings; use another --tokenizer")
-
-
-def load_requests(args: argparse.Namespace, count: int) -> list[EditRequest]:
-    """The first records of the benchmark's mini set or of a JSONL file, repeated if there are too few."""
-    from edit_hooks.lm.options.edit_sources import load_edits
-
-    records = load_edits(args.edits_from, {"data": "mini"}, None)
-    return [records[index % len(records)] for index in range(count)]
-
-
-def make_editor(
-    setup: Setup, engine: str, editor: str, steps: int, num_templates: int | None = 6, layer: int | None = None
-) -> Editor[Any]:
-    """An editor with a fixed number of steps and no early stop.
-
-    Settings that it does not have are left out: ``num_templates`` is the number of sampled context templates, as in the
-    published sets (``None``: those of the editor's settings), and ``layer`` the edited block, by default the editor's.
-    """
-    from edit_hooks import load_editor
-
-    wanted = {
-        "num_steps": steps,
-        "early_stop_loss": 1e-9,  # 0 is not accepted by all
-        "artifact": "identity",
-        "engine": engine,
-        **({"context_templates": f"sampled_{num_templates}"} if num_templates is not None else {}),
-        **({"layers": [layer]} if layer is not None else {}),
-    }
-    known = {field.name for field in dataclasses.fields(load_editor(editor).config_class)}
-    made = load_editor(editor, {name: value for name, value in wanted.items() if name in known})
-    made.resolve_config(setup.model, setup.tokenizer)
-    return made
-
-
-def time_seconds(action: Callable[[], object]) -> float:
-    """Run an action; returns its wall-clock seconds, GPU work included."""
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    action()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def seconds_per_edit(
@@ -314,7 +216,7 @@ def print_gradient_editors(args: argparse.Namespace) -> None:
     print("\n| editor | plain 1e9 | fast 1e9 | ratio | plain s | fast s | ratio | plain peak / weights | fast |")
     print("|---|---|---|---|---|---|---|---|---|")
     ratios = []
-    for editor in args.editors:
+    for editor in args.editors or GRADIENT_EDITORS:
         job = {"editor": editor, "edits": args.edits, "steps": args.steps, "num_templates": None}
         slow_count, fast_count = (
             measure_in_process(args, "operations", engine=engine, **job).value for engine in ENGINES
@@ -363,13 +265,23 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--operations", action="store_true", help="also count operations per edit")
     parser.add_argument("--growth", action="store_true", help="also measure growth with edits, depth and templates")
     parser.add_argument("--gradient", action="store_true", help="measure the editors that train by gradients instead")
-    parser.add_argument("--editors", nargs="+", default=GRADIENT_EDITORS, help="editors of --gradient")
+    parser.add_argument("--table", action="store_true", help="measure the table of the page How fast instead")
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS, help="parts of --table")
+    parser.add_argument("--editors", nargs="+", help="editors of --gradient or --table; by default all of the mode")
+    parser.add_argument("--together", nargs="+", type=int, default=[1, 4, 16, 64], help="--table: edits made together")
+    parser.add_argument("--joint", nargs="+", type=int, default=[16, 64, 200, 1000], help="--table: requests per edit")
+    parser.add_argument("--questions", type=int, default=256, help="--table: number of questions")
+    parser.add_argument("--new-tokens", type=int, default=50, help="--table: tokens that each is continued by")
+    parser.add_argument("--most-steps", type=int, default=0, help="--table: steps of all editors; 0: those of the rows")
     parser.add_argument("--operations-only", action="store_true", help="with --gradient: measure no seconds")
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse_arguments()
+    if args.table:
+        print_table(args)
+        return
     fast_job = {"edits": args.edits, "steps": args.steps}
     reference_job = {"edits": args.reference_edits, "steps": args.steps}
     print(f"{platform.processor() or platform.machine()}, {args.dtype}, {args.device}; {args.steps} steps")
