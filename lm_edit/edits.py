@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+from tqdm import tqdm
 
 from edit_hooks.assets.demo_name import DEMO_NAME
 from edit_hooks.deltas.apply import AppliedDeltas
@@ -222,18 +225,32 @@ def export_edits(
 
 
 def _nlls_in_sum(lm: EditedHFLM, deltas: Sequence[Delta], total: Delta) -> tuple[float, float] | None:
-    """:attr:`EditExport.sum_nlls`; ``None`` for one edit, steps of a stream, and edits without requests."""
+    """:attr:`EditExport.sum_nlls`; ``None`` for one edit, steps of a stream, and edits without requests.
+
+    The numbers of each edit alone are those from when it was made, if it was measured then.
+    """
     parts = [[EditRequest.from_dict(one) for one in part.meta.get("requests", ())] for part in deltas]
     if len(deltas) == 1 or not any(parts) or any(step_start(part.meta) for part in deltas):
         return None
+    requests = [request for part in parts for request in part]
+    made = [_nlls_when_made(part) for part in deltas]
+    missing = sum(len(part) for part, nlls in zip(parts, made, strict=True) if nlls is None)
     effects = EditEffects(lm.model, lm.tokenizer)
-    alone: list[float] = []
-    together: list[float] = []
-    for requests, part in zip(parts, deltas, strict=True):
-        own, summed = effects.target_nlls(requests, part, total)
-        alone += own.values()
-        together += summed.values()
-    return statistics.fmean(alone), statistics.fmean(together)
+    with tqdm(total=len(requests) + missing, desc="Scoring the targets of the edits", unit="target") as bar:
+        alone = [
+            list(effects.target_nlls(part, delta, progress=bar.update)[0].values()) if nlls is None else nlls
+            for part, delta, nlls in zip(parts, deltas, made, strict=True)
+        ]
+        (together,) = effects.target_nlls(requests, total, progress=bar.update)
+    return statistics.fmean(chain.from_iterable(alone)), statistics.fmean(together[one.key] for one in requests)
+
+
+def _nlls_when_made(delta: Delta) -> list[float] | None:
+    """Negative log-likelihoods of an edit's targets as its report has them; ``None`` if they were not measured."""
+    effects = delta.effects
+    if effects.target_nll_after is None:
+        return None
+    return [after for _, after in effects.target_nlls] or [effects.target_nll_after]
 
 
 def _truncate(lm: EditedHFLM, delta: Delta, rank: int, requests: Sequence[EditRequest]) -> tuple[Delta, Truncation]:

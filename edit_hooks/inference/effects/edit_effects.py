@@ -20,6 +20,7 @@ from edit_hooks.inference.items import ScoreItem
 from edit_hooks.inference.scoring import score
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.request import EditRequest
+from edit_hooks.utils.progress import Progress
 
 
 class EditEffects:
@@ -41,7 +42,9 @@ class EditEffects:
         """
         return self._neutral.divergence(delta)
 
-    def target_nlls(self, requests: Sequence[EditRequest], *deltas: Delta | None) -> list[dict[str, float]]:
+    def target_nlls(
+        self, requests: Sequence[EditRequest], *deltas: Delta | None, progress: Progress = lambda count: None
+    ) -> list[dict[str, float]]:
         """Negative log-likelihoods of the requests' targets after their prompts, under each of several edits.
 
         Args:
@@ -53,7 +56,7 @@ class EditEffects:
         items = [self._item(request) for request in requests]
         models = [None if delta is None else delta.without_contexts for delta in deltas]
         jobs = [(item, model) for model in models for item in items]
-        scored = iter(score(self.model, jobs, limits_for(self.model), lambda count: None))
+        scored = iter(score(self.model, jobs, limits_for(self.model), progress))
         return [
             {one.key: -next(scored).logprob / len(item.continuation) for one, item in zip(requests, items, strict=True)}
             for _ in models
