@@ -71,10 +71,9 @@ from edit_hooks.lm.sessions import (
 from edit_hooks.lm.stock.checks import OrdinaryTasks
 from edit_hooks.lm.stock.texts import stock_items, stock_text, watched_texts
 from edit_hooks.lm.stock.unedited import UneditedStock, counted_pairs
-from edit_hooks.modeling.architectures import architecture_of, row_of_option, unwrapped
+from edit_hooks.modeling.architectures import architecture_of, choose_row, row_of_option, unwrapped
 from edit_hooks.modeling.fingerprint.generation_settings import answering_parts, require_followed
 from edit_hooks.modeling.fingerprint.identity import ModelIdentity, model_identity
-from edit_hooks.modeling.support import choose_family
 from edit_hooks.modeling.tokens import require_offsets
 from edit_hooks.request import EditRequest
 from edit_hooks.store.known_models import record_model
@@ -194,11 +193,11 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     def outline(self) -> PreTrainedModel:
         """The model without its weights, with the modules that the option ``family`` names."""
         outline = super().outline
-        choose_family(outline, self._row)
+        choose_row(outline, self._row)
         return outline
 
     def check_loaded(self, model: nn.Module) -> None:
-        choose_family(model, self._row)
+        choose_row(model, self._row)
         super().check_loaded(model)
         if self.options.makes_edits:
             self.editor.check_model(model)

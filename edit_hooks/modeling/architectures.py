@@ -223,7 +223,9 @@ _chosen: weakref.WeakKeyDictionary[nn.Module, Architecture | RowOf] = weakref.We
 
 
 def register_family(model_type: str, row: Architecture | RowOf) -> None:
-    """Use a row for the models of a type, in place of what their structure shows.
+    """Use a row for all models of a type in this process, in place of what their structure shows.
+
+    :func:`choose_row` uses one for a single model.
 
     Args:
         row: or a function that makes it of the row that the structure gives.
@@ -241,47 +243,36 @@ def _check_row(row: object, what: str) -> None:
         )
 
 
-@contextlib.contextmanager
-def family_registered(model_type: str, row: Architecture | RowOf) -> Iterator[None]:
-    """Scope of :func:`register_family`."""
-    before = _given.get(model_type)
-
-    def restore() -> None:
-        _given.pop(model_type, None)
-        if before is not None:
-            _given[model_type] = before
-        _found.clear()
-
-    with undone(restore):
-        register_family(model_type, row)
-        yield
-
-
-def choose_row(model: nn.Module, row: Architecture | RowOf | None) -> bool:
+def choose_row(model: nn.Module, row: Architecture | RowOf | None) -> None:
     """Use a row for one model object, in place of that of its type or structure.
 
     Args:
         row: ``None``: that of the type or structure again.
-
-    Returns:
-        Whether another row was used so far.
     """
     inner = unwrapped(model)
     if _chosen.get(inner) is row:
-        return False
+        return
     if row is None:
         del _chosen[inner]
     else:
         _chosen[inner] = row
     _found.pop(inner, None)
-    return True
+
+
+@contextlib.contextmanager
+def row_chosen(model: nn.Module, row: Architecture | RowOf | None) -> Iterator[None]:
+    """Scope of :func:`choose_row`."""
+    before = _chosen.get(unwrapped(model))
+    with undone(lambda: choose_row(model, before)):
+        choose_row(model, row)
+        yield
 
 
 def is_tested(model: nn.Module) -> bool:
     """Whether a model is of a class on which the tests run every editor, with the modules found in it."""
     cls = type(model)
     is_stock = cls.__module__.startswith("transformers.") and cls.__name__ in TESTED_CLASSES
-    return is_stock and _given_row(model) is None
+    return is_stock and given_row(model) is None
 
 
 def architecture_of(model: nn.Module) -> Architecture:
@@ -295,7 +286,7 @@ def architecture_of(model: nn.Module) -> Architecture:
     """
     inner = unwrapped(model)
     if inner not in _found:
-        given = _given_row(inner)
+        given = given_row(inner)
         row = given if isinstance(given, Architecture) else _from_structure(inner)
         if given is not None:
             row = given if isinstance(given, Architecture) else given(row)
@@ -317,7 +308,7 @@ def _find_token_lists(model: PreTrainedModel, arch: Architecture) -> None:
 def given_modules(model: nn.Module) -> dict[str, Any] | None:
     """The row of a model that does not come from its structure, JSON-able; ``None`` if it does."""
     inner = unwrapped(model)
-    return None if _given_row(inner) is None else architecture_of(inner).as_json()
+    return None if given_row(inner) is None else architecture_of(inner).as_json()
 
 
 def _require_modules(row: Architecture, model: nn.Module) -> None:
@@ -334,7 +325,8 @@ def _require_modules(row: Architecture, model: nn.Module) -> None:
             raise EditingError(f"the family's row names no module {name!r} of {type(model).__name__}.") from None
 
 
-def _given_row(model: nn.Module) -> Architecture | RowOf | None:
+def given_row(model: nn.Module) -> Architecture | RowOf | None:
+    """The row of a model that was chosen for it, or registered for its type; ``None``: its structure counts."""
     if (chosen := _chosen.get(unwrapped(model))) is not None:
         return chosen
     model_type = str(getattr(model.config, "model_type", None))

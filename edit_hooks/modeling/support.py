@@ -10,10 +10,8 @@ from torch import nn
 
 from edit_hooks.modeling.architectures import (
     ROLES,
-    Architecture,
-    RowOf,
     architecture_of,
-    choose_row,
+    given_row,
     is_tested,
     num_layers,
     unwrapped,
@@ -59,24 +57,25 @@ class Support:
         return set(ROLES) > set(self.unusable)
 
 
-_supports: weakref.WeakKeyDictionary[nn.Module, Support] = weakref.WeakKeyDictionary()
+# By model, what each row supports that was used for it: another row names other modules.
+_supports: weakref.WeakKeyDictionary[nn.Module, list[tuple[object, Support]]] = weakref.WeakKeyDictionary()
 
 
 def record_support(model: nn.Module, support: Support) -> None:
-    """Remember what a model supports, for this process."""
-    _supports[unwrapped(model)] = support
+    """Remember what a model supports with the modules that are found in it now, for this process."""
+    inner = unwrapped(model)
+    row = given_row(inner)
+    others = [pair for pair in _supports.get(inner, ()) if pair[0] is not row]
+    _supports[inner] = [*others, (row, support)]
 
 
 def known_support(model: nn.Module) -> Support | None:
     """What a model supports; ``None`` before its self-check. Families on which the tests run every editor need none."""
     inner = unwrapped(model)
-    return Support() if is_tested(inner) else _supports.get(inner)
-
-
-def choose_family(model: nn.Module, row: Architecture | RowOf | None) -> None:
-    """As :func:`~edit_hooks.modeling.architectures.choose_row`; a self-check of other modules is forgotten."""
-    if choose_row(model, row):
-        _supports.pop(unwrapped(model), None)
+    if is_tested(inner):
+        return Support()
+    row = given_row(inner)
+    return next((support for checked, support in _supports.get(inner, ()) if checked is row), None)
 
 
 def contribution_scale(model: nn.Module) -> float:

@@ -15,8 +15,8 @@ from edit_hooks.modeling.architectures import (
     Architecture,
     architecture_of,
     attention_output,
-    family_registered,
     map_shape,
+    row_chosen,
     text_config,
     unwrapped,
 )
@@ -299,6 +299,6 @@ def summary(model: nn.Module, support: Support) -> dict[str, Any]:
         row |= {"blocks": len(editable_blocks(model)), "scale": support.scale and round(support.scale, 4)}
     elif "attention_out" not in support.unusable:
         inner = unwrapped(model)
-        with family_registered(inner.config.model_type, attention_output):
+        with row_chosen(inner, attention_output):
             row[ATTENTION_ROW] = self_check(inner).offer
     return row | ({"failed": dict(support.failed)} if support.failed else {})

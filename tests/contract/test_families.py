@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from edit_hooks import Delta, EditingError, EditRequest, PerRowAdapters, edited, load_editor
 from edit_hooks.contract.family_configs import FAMILY_CONFIGS
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, REQUESTS, build_model, build_tokenizer, natural_tokenizer
-from edit_hooks.modeling.architectures import architecture_of, attention_output, family_registered
+from edit_hooks.modeling.architectures import architecture_of, attention_output, row_chosen
 from edit_hooks.modeling.fingerprint.identity import computation_identity
 from edit_hooks.modeling.support import record_support
 from edit_hooks.self_check.run import self_check, summary
@@ -87,7 +87,7 @@ def test_the_attention_is_edited_in_place_of_experts(model_type: str) -> None:
         architecture_of(model).rewrite_name(1)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     identity = computation_identity(model)
-    with family_registered(model_type, attention_output):
+    with row_chosen(model, attention_output):
         assert computation_identity(model) != identity
         support = self_check(model)
         assert support.fast and support.scale is None

@@ -18,7 +18,13 @@ from edit_hooks.deltas.delta import Factor
 from edit_hooks.deltas.row_adapters import PerRowAdapters
 from edit_hooks.deltas.row_edits import acts_per_row
 from edit_hooks.modeling import architectures
-from edit_hooks.modeling.architectures import Architecture, architecture_of, register_family
+from edit_hooks.modeling.architectures import (
+    Architecture,
+    architecture_of,
+    attention_output,
+    register_family,
+    row_chosen,
+)
 from edit_hooks.modeling.support import Support, known_support, record_support
 from edit_hooks.self_check import probes, run
 from edit_hooks.self_check.run import checked, self_check
@@ -153,6 +159,28 @@ def test_a_map_of_another_width_is_no_output_map(monkeypatch: MonkeyPatch) -> No
     finally:
         architectures._found.clear()
     assert "rewrite" in support.unusable and "32" in support.unusable["rewrite"]
+
+
+def test_a_row_belongs_to_one_model_or_to_its_type_and_so_does_its_check(monkeypatch: MonkeyPatch) -> None:
+    """A check of other modules does not count, and what was found for a row holds when it is used again."""
+    model, other = build_model("smollm3"), build_model("smollm3")
+    support, for_attention = Support(scale=2.0), Support(scale=None)
+    for one in (model, other):
+        record_support(one, support)
+    with row_chosen(model, attention_output):
+        assert known_support(model) is None and known_support(other) is support
+        assert architecture_of(model).changes_attention(0) and not architecture_of(other).changes_attention(0)
+        record_support(model, for_attention)
+    assert known_support(model) is support and not architecture_of(model).changes_attention(0)
+    with row_chosen(model, attention_output):
+        assert known_support(model) is for_attention
+    monkeypatch.setattr(architectures, "_given", {})
+    register_family("smollm3", attention_output)
+    try:
+        assert known_support(other) is None and architecture_of(other).changes_attention(0)
+        assert known_support(model) is for_attention  # the same row, for all of its type
+    finally:
+        architectures._found.clear()
 
 
 def test_without_rows_edits_are_written_and_computed_by_the_plain_engine() -> None:
