@@ -35,7 +35,7 @@ TRAINED = {name: editor_class(name) for name in EDITORS if editor_class(name).tr
 # module of a higher room.
 LOOKUP_TABLES: dict[str, dict[str, str]] = {
     "edit_hooks/base/model_support.py": {"self-check": SELF_CHECK},
-    "edit_hooks/base/registry.py": EDITORS,
+    "edit_hooks/base/registry.py": {name: row.path for name, row in EDITORS.items()},
     "edit_hooks/deltas/hook_edit.py": HOOK_KINDS,
     **{f"{editor.__module__.replace('.', '/')}.py": {name: str(editor.trainer)} for name, editor in TRAINED.items()},
 }
@@ -170,8 +170,8 @@ def test_few_modules_import_by_a_computed_name() -> None:
 def test_the_lookup_tables_name_classes_that_exist() -> None:
     for editor in TRAINED.values():
         assert trainer_class(editor).config_class is not editor.config_class
-    for name, path in EDITORS.items():
-        editor = import_object(path, "editor")
+    for name, row in EDITORS.items():
+        editor = import_object(row.path, "editor")
         assert issubclass(editor, Editor) and editor.name == name
     for path in HOOK_KINDS.values():
         assert issubclass(import_object(path, "hook kind"), HookKind)

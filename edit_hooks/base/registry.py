@@ -2,6 +2,8 @@
 
 A built-in editor is one row in :data:`CORE` or :data:`MORE` and one file in ``editors/``. Another package registers its
 editors as entry points of the group :data:`ENTRY_POINTS`, or users name the class: ``editor=package.module:Class``.
+
+The table is read without PyTorch, which only :func:`editor_class` imports.
 """
 
 from __future__ import annotations
@@ -9,56 +11,73 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from edit_hooks.base.editor import Editor
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.plugins import import_object, registered
 from edit_hooks.utils.storage.yaml_io import read_yaml
 
+if TYPE_CHECKING:
+    from edit_hooks.base.editor import Editor
+
 ENTRY_POINTS = "lm_eval_editing.editors"
 
+HOOKS, CONTEXT = ("hooks",), ("context",)
+
+
+class EditorRow(NamedTuple):
+    """A built-in editor.
+
+    Attributes:
+        path: ``module:Class``.
+        writes: as of the class; parts that its edits change.
+    """
+
+    path: str
+    writes: tuple[str, ...] = ("weights",)
+
+
 # The methods that the papers behind the benchmarks compare, and those that users start with.
-CORE: dict[str, str] = {
-    "rome": "edit_hooks.editors.rome:ROME",
-    "r_rome": "edit_hooks.editors.r_rome:RROME",
-    "memit": "edit_hooks.editors.memit:MEMIT",
-    "alphaedit": "edit_hooks.editors.alphaedit:AlphaEdit",
-    "evk_edit": "edit_hooks.editors.evk_edit:EVKEdit",
-    "bird": "edit_hooks.editors.bird:BIRD",
-    "ft_m": "edit_hooks.editors.ft_m:FTM",
-    "grace": "edit_hooks.editors.grace:GRACE",
-    "wise": "edit_hooks.editors.wise:WISE",
-    "ice": "edit_hooks.editors.ike:ICE",
-    "ike": "edit_hooks.editors.ike:IKE",
-    "ft_l": "edit_hooks.editors.ft_l:FTL",
-    "lora": "edit_hooks.editors.lora:LoRA",
+CORE: dict[str, EditorRow] = {
+    "rome": EditorRow("edit_hooks.editors.rome:ROME"),
+    "r_rome": EditorRow("edit_hooks.editors.r_rome:RROME"),
+    "memit": EditorRow("edit_hooks.editors.memit:MEMIT"),
+    "alphaedit": EditorRow("edit_hooks.editors.alphaedit:AlphaEdit"),
+    "evk_edit": EditorRow("edit_hooks.editors.evk_edit:EVKEdit"),
+    "bird": EditorRow("edit_hooks.editors.bird:BIRD"),
+    "ft_m": EditorRow("edit_hooks.editors.ft_m:FTM"),
+    "grace": EditorRow("edit_hooks.editors.grace:GRACE", HOOKS),
+    "wise": EditorRow("edit_hooks.editors.wise:WISE", HOOKS),
+    "ice": EditorRow("edit_hooks.editors.ike:ICE", CONTEXT),
+    "ike": EditorRow("edit_hooks.editors.ike:IKE", CONTEXT),
+    "ft_l": EditorRow("edit_hooks.editors.ft_l:FTL"),
+    "lora": EditorRow("edit_hooks.editors.lora:LoRA"),
 }
-MORE: dict[str, str] = {
-    "emmet": "edit_hooks.editors.emmet:EMMET",
-    "pmet": "edit_hooks.editors.pmet:PMET",
-    "rect": "edit_hooks.editors.rect:RECT",
-    "prune": "edit_hooks.editors.prune:PRUNE",
-    "revive": "edit_hooks.editors.revive:REVIVE",
-    "nas": "edit_hooks.editors.nas:NAS",
-    "loc_ft": "edit_hooks.editors.loc_ft:LocFT",
-    "loc_ft_crispedit": "edit_hooks.editors.loc_ft:LocFTCrispEdit",
-    "crisp_edit": "edit_hooks.editors.crisp_edit:CrispEdit",
-    "ultraedit": "edit_hooks.editors.ultraedit:UltraEdit",
-    "simie": "edit_hooks.editors.simie:SimIE",
-    "melo": "edit_hooks.editors.melo:MELO",
-    "defer": "edit_hooks.editors.defer:DEFER",
-    "memoir": "edit_hooks.editors.memoir:MEMOIR",
-    "neural_db": "edit_hooks.editors.neural_db:NeuralDB",
-    "ike_leaky_pool": "edit_hooks.editors.ike:IKELeakyPool",
-    "mello": "edit_hooks.editors.mello:MeLLo",
-    "scr": "edit_hooks.editors.scr:SCR",
-    "two_way": "edit_hooks.editors.two_way:TwoWay",
-    "kn": "edit_hooks.editors.kn:KN",
-    "mend": "edit_hooks.editors.mend:MEND",
-    "serac": "edit_hooks.editors.serac:SERAC",
+MORE: dict[str, EditorRow] = {
+    "emmet": EditorRow("edit_hooks.editors.emmet:EMMET"),
+    "pmet": EditorRow("edit_hooks.editors.pmet:PMET"),
+    "rect": EditorRow("edit_hooks.editors.rect:RECT"),
+    "prune": EditorRow("edit_hooks.editors.prune:PRUNE"),
+    "revive": EditorRow("edit_hooks.editors.revive:REVIVE"),
+    "nas": EditorRow("edit_hooks.editors.nas:NAS"),
+    "loc_ft": EditorRow("edit_hooks.editors.loc_ft:LocFT"),
+    "loc_ft_crispedit": EditorRow("edit_hooks.editors.loc_ft:LocFTCrispEdit"),
+    "crisp_edit": EditorRow("edit_hooks.editors.crisp_edit:CrispEdit"),
+    "ultraedit": EditorRow("edit_hooks.editors.ultraedit:UltraEdit"),
+    "simie": EditorRow("edit_hooks.editors.simie:SimIE"),
+    "melo": EditorRow("edit_hooks.editors.melo:MELO", HOOKS),
+    "defer": EditorRow("edit_hooks.editors.defer:DEFER", HOOKS),
+    "memoir": EditorRow("edit_hooks.editors.memoir:MEMOIR", HOOKS),
+    "neural_db": EditorRow("edit_hooks.editors.neural_db:NeuralDB", HOOKS),
+    "ike_leaky_pool": EditorRow("edit_hooks.editors.ike:IKELeakyPool", CONTEXT),
+    "mello": EditorRow("edit_hooks.editors.mello:MeLLo", CONTEXT),
+    "scr": EditorRow("edit_hooks.editors.scr:SCR", CONTEXT),
+    "two_way": EditorRow("edit_hooks.editors.two_way:TwoWay"),
+    "kn": EditorRow("edit_hooks.editors.kn:KN"),
+    "mend": EditorRow("edit_hooks.editors.mend:MEND"),
+    "serac": EditorRow("edit_hooks.editors.serac:SERAC", CONTEXT),
 }
-EDITORS: dict[str, str] = CORE | MORE
+EDITORS: dict[str, EditorRow] = CORE | MORE
 
 
 def editor_names() -> list[str]:
@@ -78,10 +97,12 @@ def editor_class(name: str) -> type[Editor[Any]]:
         EditingError: for an unknown name (with near misses and all known names), a class that cannot be imported, and
             an object that is not a subclass of `Editor`.
     """
+    from edit_hooks.base.editor import Editor
+
     if ":" in name:
         path = name
     elif name in EDITORS:
-        path = EDITORS[name]
+        path = EDITORS[name].path
     elif name in _registered():
         path = _registered()[name]
     else:

@@ -145,6 +145,9 @@ def _board(
     board: Board, published: Sequence[PublishedRow], title: str, kinds: Mapping[str, EditorKind]
 ) -> dict[str, Json]:
     numbers = {column.key: number for number, column in enumerate(board.columns)}
+    every = [row for section in board.sections for row in section.rows]
+    # Kept results lack some: a column without a number is none.
+    known = [place for place in range(len(COSTS)) if any(_costs(row)[place] is not None for row in every)]
     by_names: dict[tuple[str, str], list[int]] = {}
     for column in board.columns:
         if not column.key.stage:
@@ -154,11 +157,11 @@ def _board(
         "latex": {**LATEX},
         "alpha": ALPHA,
         "methods": list(board.methods),
-        "columns": [*(_column(column) for column in board.columns), *COSTS],
+        "columns": [*(_column(column) for column in board.columns), *(COSTS[place] for place in known)],
         "sections": [
             {
                 "title": section.title,
-                "rows": [_row(row, numbers, kinds.get(row.key["editor"])) for row in section.rows],
+                "rows": [_row(row, numbers, known, kinds.get(row.key["editor"])) for row in section.rows],
                 "ranking": _ranking(section.ranking),
                 "note": section.ranking_note,
                 "coverage": section.coverage_note,
@@ -200,7 +203,9 @@ def _column(column: Column) -> Json:
     }
 
 
-def _row(row: Row, numbers: dict[ColumnKey, int], kind: EditorKind | None) -> Json:
+def _row(row: Row, numbers: dict[ColumnKey, int], known: Sequence[int], kind: EditorKind | None) -> Json:
+    """A row; ``known`` are the places of the columns :data:`COSTS` that the page has."""
+    costs = _costs(row)
     changes = [*(kind.writes if kind else ()), *(["context"] if row.key.acts_in_prompt else [])]
     return {
         "label": row.label,
@@ -218,7 +223,11 @@ def _row(row: Row, numbers: dict[ColumnKey, int], kind: EditorKind | None) -> Js
         "seeds": [[seed, list(runs)] for seed, runs in row.runs.items()],
         "names": list(row.run_names),
         "cells": {str(numbers[key]): _cell(cell) for key, cell in row.cells.items()}
-        | {str(len(numbers) + place): {"value": cost} for place, cost in enumerate(_costs(row)) if cost is not None},
+        | {
+            str(len(numbers) + number): {"value": cost}
+            for number, place in enumerate(known)
+            if (cost := costs[place]) is not None
+        },
     }
 
 

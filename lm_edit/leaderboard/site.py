@@ -81,7 +81,8 @@ def make_site(
         title: heading of the page.
         max_megabytes: of the page; beyond it, cases are left out.
         reload_seconds: after which the page loads itself again.
-        kind_of: kind of an editor, by name; editors need torch, which reading results does not. ``None``: not known.
+        kind_of: kind of an editor, by name; those of other packages need torch, which reading results does not.
+            ``None``: not known.
         progress: show a bar on a terminal.
 
     Raises:

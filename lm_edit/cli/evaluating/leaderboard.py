@@ -103,19 +103,19 @@ def _write(args: argparse.Namespace, folder: Path) -> None:
 def editor_kind(name: str) -> EditorKind | None:
     """The kind of an editor; ``None`` if none of this name is installed.
 
-    The name comes from a result file, so it is no path to import, as ``package.module:Class`` would be.
+    The name comes from a result file, so it is no path to import, as ``package.module:Class`` would be. Built-in
+    editors are not imported, since importing PyTorch can take longer than making the page; those of other packages are.
     """
-    from edit_hooks.base.describe import describe_editor
-    from edit_hooks.base.registry import editor_names
+    from edit_hooks.base.registry import EDITORS, editor_class, editor_names, tier
     from lm_edit.leaderboard.render_html import EditorKind
 
     if name not in editor_names():
         return None
     try:
-        found = describe_editor(name)
+        writes = EDITORS[name].writes if name in EDITORS else editor_class(name).writes
     except EditingError:  # an editor of another package, which cannot be imported here
         return None
-    return EditorKind(found.tier, found.writes)
+    return EditorKind(tier(name), writes)
 
 
 def _files_of(paths: Sequence[str]) -> dict[str, tuple[int, int]]:

@@ -139,5 +139,5 @@ def test_unknown_names_are_errors_with_near_misses() -> None:
 @pytest.mark.parametrize("name", EDITORS)
 def test_a_built_in_editor_has_the_name_of_its_row_and_file(name: str) -> None:
     editor = editor_class(name)
-    assert editor.name == name and EDITORS[name] == f"{editor.__module__}:{editor.__qualname__}"
+    assert editor.name == name and EDITORS[name] == (f"{editor.__module__}:{editor.__qualname__}", editor.writes)
     assert editor_names()[: len(EDITORS)] == list(EDITORS)

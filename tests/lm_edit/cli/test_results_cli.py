@@ -201,5 +201,8 @@ def test_a_merged_file_has_the_anomalies_and_comparisons_of_all_its_files(tmp_pa
 
 def test_reading_results_imports_no_torch() -> None:
     code = "import sys; import lm_edit.results; import lm_edit.results.exports.targets, lm_edit.results.checking.check"
+    code += (
+        "; from lm_edit.cli.evaluating.leaderboard import editor_kind; assert editor_kind('wise').writes == ('hooks',)"
+    )
     code += "; sys.exit(bool({'torch', 'transformers', 'inspect_ai'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
