@@ -16,7 +16,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")
 
 import functools
-from collections.abc import Callable, Iterator
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +39,38 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("quick")
+
+
+WIDE = 8  # model families from which on a test takes a part of them
+ALWAYS = ("gpt2", "gemma3_text")  # those that differ most: Conv1D and learned positions; rotary, gated, post-norms
+ONE_IN = 3
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Mark as slow what a plain run can leave to the nightly one.
+
+    - Tests over all tiny families run on two that differ most and on a third of the others. Which third depends on the
+      name of the case, so that tests of one thing run on other families than those of the next.
+    - Numbers of releases are compared with those of the fast engine, which other tests compare with the plain one.
+    """
+    from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES
+
+    families: dict[str, dict[pytest.Item, str]] = defaultdict(dict)
+    for item in items:
+        if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+            continue
+        params = item.callspec.params
+        found = [value for value in params.values() if isinstance(value, str) and value in ALL_MODEL_TYPES]
+        if len(found) == 1:
+            families[item.nodeid.partition("[")[0]][item] = found[0]
+        if params.get("engine") == "reference" and item.nodeid.startswith("tests/parity/"):
+            item.add_marker(pytest.mark.slow)
+    for cases in families.values():
+        if len(set(cases.values())) >= WIDE:
+            for item, family in cases.items():
+                if family not in ALWAYS and zlib.crc32(item.nodeid.encode()) % ONE_IN:
+                    item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

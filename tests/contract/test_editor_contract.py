@@ -26,8 +26,8 @@ from edit_hooks.modeling.architectures import TESTED_CLASSES
 
 # Every check on one of the two families that differ most (Conv1D and learned positions; rotary, gated, normalized MLP
 # output), in turns; on the other one, and on the other families, those that depend on the family: editors that share
-# their code for the family stand in for one another, neighbors in the registry take turns, and half of the other pairs
-# have the check that targets get likelier. `-m slow` runs them all.
+# their code for the family stand in for one another, and neighbors in the registry take turns. The others have the
+# check that targets get likelier. `-m slow` runs them all.
 FULL = ("gpt2", "gemma3_text")
 FAMILY_CHECKS = ("restore", "effect", "target", "rows")
 EDIT_CHECKS = ("target",)
@@ -41,21 +41,14 @@ SHORTENED = [
     for row, editor in enumerate(EDITORS)
     if name not in FULL and (row + column) % NUM_TURNS
 ]
-UNCHECKED = [(editor, name) for row, (editor, name) in enumerate(SHORTENED) if (row + ALL_MODEL_TYPES.index(name)) % 2]
 IN_TURNS = [(name, FULL[row % 2]) for row, name in enumerate(EDITORS)]
-# Every editor in bfloat16 and every fourth one in float16; `-m slow` runs the others.
+# Half of the editors in bfloat16 and every eighth one in float16; `-m slow` runs the others.
 HALF_PRECISION = [
-    *(pytest.param(*pair, torch.bfloat16, 0.25, id=f"{pair[0]}-{pair[1]}-bfloat16") for pair in IN_TURNS),
-    *(
-        pytest.param(
-            *pair,
-            torch.float16,
-            0.1,
-            id=f"{pair[0]}-{pair[1]}-float16",
-            marks=[pytest.mark.slow] if row % 4 else [],
-        )
-        for row, pair in enumerate(IN_TURNS)
-    ),
+    pytest.param(
+        *pair, dtype, limit, id=f"{pair[0]}-{pair[1]}-{name}", marks=[pytest.mark.slow] if row % one_in else []
+    )
+    for name, dtype, limit, one_in in (("bfloat16", torch.bfloat16, 0.25, 2), ("float16", torch.float16, 0.1, 8))
+    for row, pair in enumerate(IN_TURNS)
 ]
 each_model = pytest.mark.parametrize("model_type", ALL_MODEL_TYPES)
 each_model_and_dtype = pytest.mark.parametrize(
@@ -82,9 +75,8 @@ def assert_passes(editor, model_type, checks=None):
     assert not failed, "\n".join(failed)
 
 
-@pytest.mark.parametrize(
-    ("editor", "model_type"), sorted({(one, other) for one in EDITORS for other in ALL_MODEL_TYPES} - {*UNCHECKED})
-)
+@each_model
+@pytest.mark.parametrize("editor", EDITORS)
 def test_contract(editor, model_type):
     if (editor, model_type) in IN_TURNS:
         assert_passes(editor, model_type)
@@ -139,8 +131,12 @@ def test_the_weights_gain_exactly_the_update(editor, model_type, dtype):
             assert torch.equal(parameter, expected.get(name, before[name])), name
 
 
-@pytest.mark.parametrize("editor", [name for name in WEIGHT_EDITORS if editor_class(name).supports_joint])
-@pytest.mark.parametrize("model_type", ["gpt2", "gemma2"])
+JOINT_EDITORS = [name for name in WEIGHT_EDITORS if editor_class(name).supports_joint]
+
+
+@pytest.mark.parametrize(
+    ("editor", "model_type"), [(name, ("gpt2", "gemma2")[row % 2]) for row, name in enumerate(JOINT_EDITORS)]
+)
 def test_targets_are_likelier_under_one_joint_delta(editor, model_type):
     subject = subject_of(editor, model_type)
     (joint,) = subject.make_for_target().edit(subject.model, subject.tokenizer, EDIT_REQUESTS, joint=True)

@@ -21,7 +21,10 @@ from edit_hooks.store.store import Store
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("editor", EDITORS)
+# Every second editor of the registry, whose neighbors share code; `-m slow` runs the others.
+@pytest.mark.parametrize(
+    "editor", [pytest.param(name, marks=[pytest.mark.slow] if row % 2 else []) for row, name in enumerate(EDITORS)]
+)
 def test_steps_from_the_store_and_new_ones_are_combined(editor):
     """The first step on the CPU, as one from the store is, the second on the model's device.
 
@@ -56,7 +59,7 @@ def test_steps_from_the_store_and_new_ones_are_combined(editor):
         assert len({delta.checksum() for delta in local}) == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
 def test_a_resumed_stream_forms_stored_updates_on_the_device(dtype, tmp_path):
     """A joint step of rank two, whose product has other bits on another device. Between uses, steps are on the CPU."""
     subject = Subject("alphaedit", "llama")

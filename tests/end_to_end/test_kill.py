@@ -21,7 +21,7 @@ from saved_results import differences, read_results
 from edit_hooks.contract.tiny_models import save_tiny
 
 BAKE = RECORDS / "bake_qa.jsonl"
-NUM_KILLS = 3  # of each kind of run
+NUM_KILLS = 2  # of each kind of run: at a number of files, and at a time
 NUM_CASES = 40  # more than a run makes between two polls of the store
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 

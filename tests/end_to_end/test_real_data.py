@@ -1,16 +1,16 @@
-"""Published records at hand, end to end: one case of every file, edited by R-ROME on the demo model."""
+"""Published records at hand, end to end: one case of every file, edited by R-ROME on a tiny model."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from lm_runs import run
 from record_files import published_data
 
-from edit_hooks.assets import demo_model
 from edit_hooks.lm.model import EditedHFLM
 
 TASKS = {
@@ -26,18 +26,17 @@ TASKS = {
 
 
 @pytest.fixture(scope="module")
-def lm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EditedHFLM]:
+def lm(tmp_path_factory: pytest.TempPathFactory, tiny_path: Callable[..., Path]) -> EditedHFLM:
     published_data()
-    if not demo_model.demo_available():
-        pytest.skip("needs the extra 'demo'")
-    yield EditedHFLM(
-        editor_args={"num_steps": 1, "context_templates": ["{}"]}, store=str(tmp_path_factory.mktemp("store"))
+    return EditedHFLM(
+        pretrained=str(tiny_path("llama", "byte_bpe_bos")),
+        editor_args={"num_steps": 1, "context_templates": ["{}"]},
+        store=str(tmp_path_factory.mktemp("store")),
     )
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("name", TASKS)
-def test_a_published_file_runs_on_the_demo_model(name: str, lm: EditedHFLM) -> None:
+def test_a_published_file_runs(name: str, lm: EditedHFLM) -> None:
     tasks = TASKS[name]
     settings = {"population": "all", "generate": False} | (
         {"demonstrations": "own"} if name.startswith("mquake") else {}

@@ -93,8 +93,14 @@ def two_processes(settings, names):
         *[sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"],
         *["--main_process_port", _free_port(), COMMAND, *words],
     ]
-    done = subprocess.run(command, env=environment(), cwd=settings[0], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    try:
+        done = subprocess.run(command, env=environment(), cwd=settings[0], capture_output=True, text=True, timeout=300)
+        failed = "" if done.returncode == 0 else done.stderr[-3000:] or "no output"
+    except subprocess.TimeoutExpired:
+        failed = "no end within five minutes"
+    if failed and (obstacle := why_ranks_cannot_connect()):
+        pytest.skip(f"processes cannot connect on this machine: {obstacle}")
+    assert not failed, failed
     _, *logs = done.stderr.split(SEPARATOR)
     return {name: (read_results(folder), log) for name, folder, log in zip(names, folders, logs, strict=True)}
 
@@ -147,8 +153,6 @@ def launched(settings):
 
     A command that fails fails its tests, whatever its log has: a rank that crashes breaks the other's connection.
     """
-    if obstacle := why_ranks_cannot_connect():
-        pytest.skip(f"processes cannot connect on this machine: {obstacle}")
     return functools.cache(functools.partial(two_processes, settings))
 
 

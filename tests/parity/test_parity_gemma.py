@@ -14,7 +14,7 @@ from parity_layers import memit_config
 from edit_hooks import edited, load_editor
 from edit_hooks.locate.values.rows import kl_row, rewriting_row
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]  # 270M parameters in float32: half a minute
 CASES = [golden_case("rome", "gemma3-270m", f"nocov-edit{number}") for number in range(3)]
 # tests/golden/README.md allows ten times the bounds of the tiny models here.
 FACTOR = 10
