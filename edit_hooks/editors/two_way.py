@@ -19,7 +19,7 @@ frames with other names in place of s or o*. ``neighbors``: names that the model
 P(s), in P(x), in "x is linked to" and in three frames that are not trained. ``answers``, not used by default: the
 inverse frames with other answers of the model to P(s) in place of o*.
 
-The softmax is over the tokens that are likely before the edit, and the targets: the loss of a step then reads a few
+The softmax is over the tokens that are likely before the edit, and the targets: the loss of a step then reads about a
 thousand rows of the head. In a joint edit every pass takes a step on each fact, or on ``batch_size`` facts, before any
 fact has its next one (breadth first). There is no paper and no release: the recipe is that of this project's pilot.
 
@@ -32,7 +32,7 @@ import dataclasses
 import itertools
 import random
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -88,6 +88,9 @@ LISTING = (
 NAME = re.compile(r"(?:[Tt]he )?[A-Z][\w'-]*(?: [A-Z][\w'-]*)*|[\w'-]+")
 FIRST_TOKENS, ANSWER_TOKENS, LISTING_TOKENS, TOP_K = 6, 3, 20, 40
 MAX_NAME_WORDS = 4
+# Lists of a request that are sampled at once: two often have all names. A step of few rows takes as long as one of one
+# row, since it reads all weights.
+LISTS_AT_ONCE, FEW_ROWS = 2, 16
 
 
 @dataclass(kw_only=True)
@@ -118,6 +121,9 @@ class TwoWayConfig(EditorConfig):
     num_answers: int = config_field("names of the part answers at most", within=POSITIVE, default=4)
     num_lists: int = config_field("sampled lists of the part neighbors", within=POSITIVE, default=4)
     max_neighbors: int = config_field("names of the part neighbors at most", within=POSITIVE, default=6)
+    max_prompts: int = config_field(
+        "prompts kept at most, drawn from those of all parts; five steps draw 24", within=POSITIVE, default=30
+    )
     target_tokens: int = config_field(
         "reduced vocabulary: most likely tokens at each label before the edit", within=POSITIVE, default=64
     )
@@ -217,27 +223,53 @@ def own_answers(job: EditJob[TwoWayConfig]) -> list[list[str]]:
     Only that one if the part ``answers`` is not used.
     """
     prompts = [encode(job.tokenizer, request.text).ids for request in job.requests]
-    first = likely_tokens(job.model, prompts, FIRST_TOKENS if "answers" in job.config.locality else 1)
+    if "answers" not in job.config.locality:
+        greedy = sample_each(job.model, prompts, 1 + ANSWER_TOKENS, [0] * len(prompts), top_k=1)
+        return [_name_in(job.tokenizer.decode(tokens, skip_special_tokens=True)) for tokens in greedy]
+    first = likely_tokens(job.model, prompts, FIRST_TOKENS)
     rows = [[*prompt, token] for prompt, tokens in zip(prompts, first, strict=True) for token in tokens]
     rest = iter(sample_each(job.model, rows, ANSWER_TOKENS, [0] * len(rows), top_k=1))
     answers = []
     for tokens in first:
         texts = [job.tokenizer.decode([token, *next(rest)], skip_special_tokens=True) for token in tokens]
-        answers.append([match[0] for text in texts if (match := NAME.match(text.strip()))])
+        answers.append([name for text in texts for name in _name_in(text)])
     return answers
 
 
-def listed_names(job: EditJob[TwoWayConfig], answers: Sequence[Sequence[str]]) -> list[list[str]]:
-    """For every request the names that the model lists beside its most likely answer."""
+def _name_in(text: str) -> list[str]:
+    """The answer at the start of a text, if there is one."""
+    match = NAME.match(text.strip())
+    return [match[0]] if match else []
+
+
+def listed_names(
+    job: EditJob[TwoWayConfig], answers: Sequence[Sequence[str]], choose: Callable[[int, Sequence[str]], list[str]]
+) -> list[list[str]]:
+    """For every request the names that the model lists beside its most likely answer.
+
+    Lists are sampled until a request has all names that it needs.
+
+    Args:
+        choose: the names that a request takes of those listed so far.
+    """
     config, tokenizer = job.config, job.tokenizer
-    asked = [index for index, own in enumerate(answers) if own for _ in range(config.num_lists)]
-    seeds = [_seed(config, job.requests[i], number % config.num_lists) for number, i in enumerate(asked)]
-    rows = [encode(tokenizer, LISTING.format(answers[index][0])).ids for index in asked]
-    lists: list[list[str]] = [[] for _ in answers]
-    if rows:
-        for index, tokens in zip(asked, sample_each(job.model, rows, LISTING_TOKENS, seeds, TOP_K), strict=True):
-            lists[index] += _items(tokenizer.decode(tokens, skip_special_tokens=True))
-    return lists
+    listed: list[list[str]] = [[] for _ in answers]
+
+    def text_of(tokens: Sequence[int]) -> str:
+        return tokenizer.decode(tokens, skip_special_tokens=True)
+
+    lacking, draws = [index for index, own in enumerate(answers) if own], range(0)
+    while lacking and draws.stop < config.num_lists:
+        count = max(LISTS_AT_ONCE, FEW_ROWS // len(lacking))
+        draws = range(draws.stop, min(draws.stop + count, config.num_lists))
+        asked = [index for index in lacking for _ in draws]
+        seeds = [_seed(config, job.requests[index], number) for index in lacking for number in draws]
+        rows = [encode(tokenizer, LISTING.format(answers[index][0])).ids for index in asked]
+        ended = sample_each(job.model, rows, LISTING_TOKENS, seeds, TOP_K, ends=lambda tokens: "\n" in text_of(tokens))
+        for index, tokens in zip(asked, ended, strict=True):
+            listed[index] += _items(text_of(tokens))
+        lacking = [index for index in lacking if len(choose(index, listed[index])) < config.max_neighbors]
+    return [choose(index, names) for index, names in enumerate(listed)]
 
 
 def _seed(config: TwoWayConfig, request: EditRequest, number: int) -> int:
@@ -255,8 +287,12 @@ def _items(text: str) -> list[str]:
 def _wanted(names: Sequence[str], unwanted: Sequence[str], edited: Collection[str], count: int) -> list[str]:
     """The first different names that are no subject or object of an edit and mention no unwanted name."""
     mentions = [mention_of(other.lower()) for other in unwanted]
-    found = {name.lower(): name for name in reversed(names) if not any(m.search(name.lower()) for m in mentions)}
-    return [name for lowered, name in reversed(found.items()) if lowered not in edited][:count]
+    found: dict[str, str] = {}
+    for name in names:
+        lowered = name.lower()
+        if lowered not in edited and not any(mention.search(lowered) for mention in mentions):
+            found.setdefault(lowered, name)
+    return list(found.values())[:count]
 
 
 # ----------------------------------------------------------------------------- facts
@@ -300,28 +336,33 @@ def _facts(job: EditJob[TwoWayConfig]) -> list[_Fact]:
     config, limit = job.config, position_limit(job.model.config)
     parts = config.locality if config.locality_weight > 0 else []
     answers = own_answers(job) if {"answers", "neighbors"} & set(parts) else [[] for _ in job.requests]
-    listed = listed_names(job, answers) if "neighbors" in parts else [[] for _ in job.requests]
     # a joint edit must not hold what it changes elsewhere; independent edits do not depend on one another
     edited = {text.lower() for r in job.requests for text in (r.subject, r.target_new) if text and job.joint}
+    unwanted = [
+        [text for text in (request.subject, request.target_new, *own[:1]) if text]
+        for request, own in zip(job.requests, answers, strict=True)
+    ]
+
+    def choose(index: int, names: Sequence[str]) -> list[str]:
+        return _wanted(names, unwanted[index], edited, config.max_neighbors)
+
+    neighbors = listed_names(job, answers, choose) if "neighbors" in parts else [[] for _ in job.requests]
     facts = []
-    for request, own, beside in zip(job.requests, answers, listed, strict=True):
+    for request, own, other, beside in zip(job.requests, answers, unwanted, neighbors, strict=True):
         generator = random.Random(_seed(config, request, -1))
-        unwanted = [text for text in (request.subject, request.target_new, *own[:1]) if text]
-        pool = _wanted(NAMES, unwanted, edited, len(NAMES))
+        pool = _wanted(NAMES, other, edited, len(NAMES))
         found = {
             "names": generator.sample(pool, min(config.num_names, len(pool))),
-            "answers": _wanted(own, unwanted, edited, config.num_answers),
-            "neighbors": _wanted(beside, unwanted, edited, config.max_neighbors),
+            "answers": _wanted(own, other, edited, config.num_answers),
+            "neighbors": beside,
         }
         names: dict[str, list[str]] = {part: found[part] for part in parts}
-        prompts = locality_prompts(request, names, config.inverse_rows)
+        prompts = list(dict.fromkeys(locality_prompts(request, names, config.inverse_rows)))
+        generator.shuffle(prompts)
         ids = {prompt: encode(job.tokenizer, prompt).ids for prompt in prompts}
         # no check of the request knows the names, some of which the model writes
-        asked = {
-            prompt: LabeledRow(row, [(len(row) - 1, 0)])
-            for prompt, row in ids.items()
-            if limit is None or len(row) <= limit
-        }
+        short = [prompt for prompt in prompts if limit is None or len(ids[prompt]) <= limit][: config.max_prompts]
+        asked = {prompt: LabeledRow(ids[prompt], [(len(ids[prompt]) - 1, 0)]) for prompt in short}
         inverse = inverse_requests(request, config.inverse_rows)
         rows = [target_row(job.tokenizer, request.text, request.continuation, append_eos=config.append_eos)]
         rows += [target_row(job.tokenizer, row.text, row.continuation) for row in inverse]
@@ -372,13 +413,14 @@ class _Training:
         for fact in facts:
             self._read_unedited(fact)
         self.copies = WeightCopies(job.model, names, train_bias=False, num_edits=1 if joint else len(facts))
+        self.num_steps = 0
         self.optimizer = make_adam(list(self.copies.leaves.values()), self.config.lr, 0.0, self.config.engine)
 
     @torch.no_grad()
     def _read_unedited(self, fact: _Fact) -> None:
         """The reduced vocabulary of a fact, and the distributions before the edit."""
         start = self.starts[id(fact)]
-        logits_LV = self.pool.logits([range(start, start + len(fact.rows))], [WHOLE_VOCAB])[0]
+        logits_LV = self.pool.logits_before(range(start, start + len(fact.rows)), WHOLE_VOCAB)
         targets = torch.tensor([token for row in fact.rows[: fact.num_trained] for _, token in row.labels])
         targets = targets.to(logits_LV.device)
         parts = (
@@ -395,7 +437,7 @@ class _Training:
         return [self._train_joint()] if self.joint else self._train_side_by_side()
 
     def _train_joint(self) -> Delta:
-        size, num_steps = self.config.batch_size, 0
+        size = self.config.batch_size
         chunks = [self.facts[start : start + size] for start in range(0, len(self.facts), size)]
         for _ in range(self.config.num_steps):
             for chunk in chunks:
@@ -403,12 +445,11 @@ class _Training:
                 if not all(fact.is_learned(self.config) for fact in chunk):
                     self.optimizer.zero_grad()
                     torch.stack(losses).mean().backward()
-                    self.optimizer.step()
-                    num_steps += 1
+                    self._step()
             if all(fact.is_learned(self.config) for fact in self.facts):
                 break
         self.job.progress(len(self.facts))
-        return self._delta(0, self.facts, num_steps)
+        return self._delta(0, self.facts, self.num_steps)
 
     def _train_side_by_side(self) -> list[Delta]:
         running, deltas = self.facts, dict[int, Delta]()
@@ -424,9 +465,13 @@ class _Training:
                 running = list(itertools.compress(running, keep))
             if not running:
                 break
-            self.optimizer.step()
+            self._step()
         deltas |= self._deltas(running, [False] * len(running))
         return [deltas[id(fact)] for fact in self.facts]
+
+    def _step(self) -> None:
+        self.optimizer.step()
+        self.num_steps += 1
 
     def _deltas(self, running: Sequence[_Fact], keep: Sequence[bool]) -> dict[int, Delta]:
         """The deltas of the edits that end now."""
@@ -446,10 +491,13 @@ class _Training:
         return delta
 
     def _losses(self, facts: Sequence[_Fact]) -> list[torch.Tensor]:
-        """The loss of every fact, with newly drawn locality prompts; records its parts."""
-        chosen = []
+        """The loss of every fact, with newly drawn locality prompts; records its parts.
+
+        Before the first step the divergence is 0, its least value, and so is its gradient: no prompt is run.
+        """
+        chosen, count = [], self.config.locality_prompts if self.num_steps else 0
         for fact in facts:
-            drawn = itertools.islice(fact.draws, self.config.locality_prompts)
+            drawn = itertools.islice(fact.draws, count)
             chosen.append([self.starts[id(fact)] + row for row in (*range(fact.num_trained), *drawn)])
         with self.copies.used_by_model():
             logits = self.pool.logits(chosen, [fact.tokens_U for fact in facts])
@@ -464,7 +512,7 @@ class _Training:
         nll_K = torch.stack([-own.mean() for own in logprob_L.split(counts)])
         loss = nll_K[nll_K.detach() > self.config.learned_nll].sum() / len(nll_K)
         fact.nlls.append(nll_K.tolist())
-        if fact.num_prompts:
+        if len(rows) > fact.num_trained:
             first = self.starts[id(fact)] + fact.num_trained
             before_ZU = fact.before_ZU[[row - first for row in rows[fact.num_trained :]]].to(logprobs_LU.device)
             kl = nn.functional.kl_div(logprobs_LU[len(target_L) :], before_ZU, reduction="batchmean", log_target=True)

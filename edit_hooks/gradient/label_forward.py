@@ -73,11 +73,42 @@ class PlainLabelForward:
         self.rows = self.rows.select(keep_R)
 
 
-class _FixedModules(NamedTuple):
+class FixedModule(NamedTuple):
     """A module whose output does not depend on the trained maps, and the modules that return it."""
 
     source: str
     replaces: tuple[str, ...]
+
+
+def first_trained_block(model: Any, trained: Sequence[str]) -> int:
+    """The first block with a trained map."""
+    arch = architecture_of(model)
+    return next(layer for layer in range(num_layers(model)) if _any_within(trained, arch.block_name(layer)))
+
+
+def fixed_modules(model: Any, trained: Sequence[str]) -> list[FixedModule]:
+    """The blocks below the first trained map, and in its block the attention and the MLP up to the map."""
+    arch, first = architecture_of(model), first_trained_block(model, trained)
+    fixed = []
+    if first > 0:
+        below = tuple(arch.block_name(layer) for layer in range(first))
+        fixed.append(FixedModule(below[-1], below))
+    if not arch.has("attention", first):
+        return fixed
+    attention = arch.attention_name(first)
+    mlp_in = arch.module_names("mlp_in", first) if arch.has("mlp_in", first) else []
+    if not _any_within(trained, attention):
+        fixed.append(FixedModule(attention, (attention,)))
+        if not any(_any_within(trained, name) for name in mlp_in):
+            fixed += [FixedModule(name, (name,)) for name in mlp_in]
+    return fixed
+
+
+def recording_outputs(
+    model: Any, fixed: Sequence[FixedModule], outputs: dict[str, CachedOutput]
+) -> contextlib.AbstractContextManager[None]:
+    """Record the outputs of fixed modules in ``outputs``, by source."""
+    return hooks(*(record_output(outputs, one.source, model.get_submodule(one.source)) for one in fixed))
 
 
 class CachedLabelForward:
@@ -94,10 +125,8 @@ class CachedLabelForward:
         self.model, self.rows = model, rows
         self.arch = architecture_of(model)
         self.head = ModelHead(model)
-        self.first_block = next(
-            layer for layer in range(num_layers(model)) if _any_within(trained, self.arch.block_name(layer))
-        )
-        self.fixed = self._fixed_modules(trained)
+        self.first_block = first_trained_block(model, trained)
+        self.fixed = fixed_modules(model, trained)
         self.outputs = self._run_fixed() if outputs is None else outputs
         last = num_layers(model) - 1
         position_wise = [
@@ -108,34 +137,14 @@ class CachedLabelForward:
         ]
         self.at_labels = [name for name in position_wise if not _any_within(trained, name)]
 
-    def _fixed_modules(self, trained: Sequence[str]) -> list[_FixedModules]:
-        """The blocks below the first trained map, and in its block the attention and the MLP up to the map."""
-        arch, first = self.arch, self.first_block
-        fixed = []
-        if first > 0:
-            below = tuple(arch.block_name(layer) for layer in range(first))
-            fixed.append(_FixedModules(below[-1], below))
-        if not arch.has("attention", first):
-            return fixed
-        attention = arch.attention_name(first)
-        mlp_in = arch.module_names("mlp_in", first) if arch.has("mlp_in", first) else []
-        if not _any_within(trained, attention):
-            fixed.append(_FixedModules(attention, (attention,)))
-            if not any(_any_within(trained, name) for name in mlp_in):
-                fixed += [_FixedModules(name, (name,)) for name in mlp_in]
-        return fixed
-
     @torch.no_grad()
     def _run_fixed(self) -> list[CachedOutput]:
         """Run the model up to the first trained block; the outputs of the fixed modules."""
         if not self.fixed:
             return []
         outputs: dict[str, CachedOutput] = {}
-        submodule = self.model.get_submodule
-        with (
-            hooks(*(record_output(outputs, source, submodule(source)) for source, _ in self.fixed)),
-            stop_after(submodule(self.arch.block_name(self.first_block))),
-        ):
+        first = self.model.get_submodule(self.arch.block_name(self.first_block))
+        with recording_outputs(self.model, self.fixed, outputs), stop_after(first):
             self.model(input_ids=self.rows.ids_RT, attention_mask=self.rows.mask_RT, use_cache=False)
         return [outputs[source] for source, _ in self.fixed]
 

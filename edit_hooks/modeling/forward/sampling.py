@@ -18,6 +18,7 @@ from transformers import DynamicCache, PreTrainedTokenizerBase
 from edit_hooks.modeling.architectures import head_of, input_device, is_tested, unwrapped
 from edit_hooks.modeling.forward.forward_pass import forward_pass_of
 from edit_hooks.modeling.forward.kv_cache import CACHE, right_aligned, right_padded, select_rows
+from edit_hooks.modeling.forward.prefix_cache import MIN_TOKENS_SAVED, compute_prefix_cache, shared_head_lengths
 from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, select_positions
 from edit_hooks.modeling.tokens import encode
@@ -30,33 +31,58 @@ TOP_K = 5
 
 
 DRAW_BLOCK = 512  # tokens whose probabilities are summed first
+MAX_ROWS = 64  # decoded at once where a caller may give any number: each has the logits of the whole vocabulary
 
 
 class CachedDecoding:
     """Next-token logits of several rows, computed with a KV cache.
 
-    One prefill, then one new token per row and step.
+    One prefill, then one new token per row and step. Equal rows, and what several rows begin with, are computed once.
 
     Attributes:
         logits_RV: logits of the next token of every row.
     """
 
+    logits_RV: torch.Tensor
+
     def __init__(self, model: nn.Module, rows: Sequence[Sequence[int]]) -> None:
         self.model, self.device = model, input_device(model)
+        distinct = list(dict.fromkeys(map(tuple, rows)))
+        saved = sum(map(len, rows)) - sum(map(len, distinct))
+        if saved >= MIN_TOKENS_SAVED or any(shared_head_lengths([row[:-1] for row in distinct])):
+            self._start_from_prefixes(rows, distinct)
+        else:
+            self._prefill(rows)
+
+    def _start_from_prefixes(self, rows: Sequence[Sequence[int]], distinct: Sequence[tuple[int, ...]]) -> None:
+        """Run all but the last token of the distinct rows, then the last one, and repeat them as rows."""
+        prefix = compute_prefix_cache(self.model, [row[:-1] for row in distinct])
+        assert prefix is not None, "rows that share tokens are longer than one token"
+        self.cache, self.mask_RT, self.length_R = DynamicCache(prefix.layers), prefix.mask_RP, prefix.length_R
+        self.step(range(len(distinct)), [row[-1] for row in distinct])
+        if len(distinct) < len(rows):
+            number_of = {row: number for number, row in enumerate(distinct)}
+            index = torch.tensor([number_of[tuple(row)] for row in rows], device=self.device)
+            self._select(index)
+            self.logits_RV = self.logits_RV[index.to(self.logits_RV.device)]
+
+    def _select(self, index: torch.Tensor) -> None:
+        self.cache = select_rows(self.cache, index)
+        self.mask_RT, self.length_R = self.mask_RT[index], self.length_R[index]
+
+    def _prefill(self, rows: Sequence[Sequence[int]]) -> None:
         ids_RT, mask_RT = right_padded(rows, self.device)
         self.length_R = mask_RT.sum(1)
         cache = DynamicCache()
-        with hooks(on_input(head_of(model), select_positions(torch.arange(len(rows)), self.length_R - 1))):
-            output = model(input_ids=ids_RT, attention_mask=mask_RT, use_cache=True, **{CACHE: cache})
-        self.logits_RV: torch.Tensor = output.logits[0]
+        with hooks(on_input(head_of(self.model), select_positions(torch.arange(len(rows)), self.length_R - 1))):
+            output = self.model(input_ids=ids_RT, attention_mask=mask_RT, use_cache=True, **{CACHE: cache})
+        self.logits_RV = output.logits[0]
         self.cache, self.mask_RT = right_aligned(cache, self.length_R, ids_RT.shape[1])
 
     def step(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
         """Append one token to each of ``rows``; the other rows are dropped."""
         if len(rows) < len(self.length_R):
-            index = torch.tensor(rows, device=self.device)
-            self.cache = select_rows(self.cache, index)
-            self.mask_RT, self.length_R = self.mask_RT[index], self.length_R[index]
+            self._select(torch.tensor(rows, device=self.device))
         self.mask_RT = torch.cat([self.mask_RT, torch.ones_like(self.mask_RT[:, :1])], 1)
         self.logits_RV = self.model(
             input_ids=torch.tensor(tokens, device=self.device)[:, None],
@@ -91,9 +117,13 @@ class WholeDecoding:
 
 def decoding_of(model: nn.Module, rows: Sequence[Sequence[int]]) -> CachedDecoding | WholeDecoding:
     """Decode rows by the quickest way that is right for the model."""
+    return (CachedDecoding if keeps_rows_apart(model) else WholeDecoding)(model, rows)
+
+
+def keeps_rows_apart(model: nn.Module) -> bool:
+    """Whether the model's cache can be cut to rows."""
     inner = unwrapped(model)
-    has_cache = is_tested(inner) or forward_pass_of(inner).decodes
-    return (CachedDecoding if has_cache else WholeDecoding)(model, rows)
+    return is_tested(inner) or forward_pass_of(inner).decodes
 
 
 @torch.no_grad()
@@ -153,30 +183,45 @@ def sample_after(
 @torch.no_grad()
 def likely_tokens(model: nn.Module, rows: Sequence[Sequence[int]], count: int) -> list[list[int]]:
     """The most likely next tokens of every row, the most likely one first."""
-    logits_RV = decoding_of(model, rows).logits_RV
-    return logits_RV.topk(min(count, logits_RV.shape[1]), dim=1).indices.tolist()
+    found: list[list[int]] = []
+    for start in range(0, len(rows), MAX_ROWS):
+        logits_RV = decoding_of(model, rows[start : start + MAX_ROWS]).logits_RV
+        found += logits_RV.topk(min(count, logits_RV.shape[1]), dim=1).indices.tolist()
+    return found
 
 
 @torch.no_grad()
 def sample_each(
-    model: nn.Module, rows: Sequence[Sequence[int]], num_tokens: int, seeds: Sequence[int], top_k: int
+    model: nn.Module,
+    rows: Sequence[Sequence[int]],
+    num_tokens: int,
+    seeds: Sequence[int],
+    top_k: int,
+    ends: Callable[[list[int]], bool] = lambda tokens: False,
 ) -> list[list[int]]:
     """Continue every row by ``num_tokens`` tokens, drawn at temperature 1 from the ``top_k`` most likely ones.
 
     A row draws from a generator of its own, so its tokens do not depend on the other rows, up to rounding.
+
+    Args:
+        ends: whether a row ends with these new tokens.
     """
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    decoding = decoding_of(model, rows)
     drawn: list[list[int]] = [[] for _ in rows]
-    for number in range(num_tokens):
-        if number:
-            decoding.step(range(len(rows)), [tokens[-1] for tokens in drawn])
-        top = decoding.logits_RV.float().topk(min(top_k, decoding.logits_RV.shape[1]), dim=1)
-        weights_RK = top.values.double().softmax(1).cpu()
-        for tokens, weights_K, ids_K, generator in zip(
-            drawn, weights_RK, top.indices.tolist(), generators, strict=True
-        ):
-            tokens.append(ids_K[int(_invert(weights_K[None], generator)[0])])
+    for start in range(0, len(rows), MAX_ROWS):
+        running = list(range(start, min(start + MAX_ROWS, len(rows))))
+        generators = {index: torch.Generator().manual_seed(seeds[index]) for index in running}
+        decoding = decoding_of(model, [rows[index] for index in running])
+        for number in range(num_tokens):
+            if number:
+                kept = [row for row, index in enumerate(running) if not ends(drawn[index])]
+                running = [running[row] for row in kept]
+                if not running:
+                    break
+                decoding.step(kept, [drawn[index][-1] for index in running])
+            top = decoding.logits_RV.float().topk(min(top_k, decoding.logits_RV.shape[1]), dim=1)
+            weights_RK = top.values.double().softmax(1).cpu()
+            for index, weights_K, ids_K in zip(running, weights_RK, top.indices.tolist(), strict=True):
+                drawn[index].append(ids_K[int(_invert(weights_K[None], generators[index])[0])])
     return drawn
 
 

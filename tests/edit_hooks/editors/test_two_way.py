@@ -12,6 +12,7 @@ import pytest
 
 from edit_hooks import EditRequest, load_editor
 from edit_hooks.contract.subject import Subject
+from edit_hooks.editors import two_way
 from edit_hooks.editors.two_way import (
     FRAMES,
     NAME,
@@ -99,6 +100,10 @@ def test_wanted_names() -> None:
     names = ["Oslo", "the City of Oslo", "Oslofjord", "Rome", "rome", "Paris"]
     assert _wanted(names, ["Oslo"], {"paris"}, 9) == ["Oslofjord", "Rome"]
     assert _wanted(names, [], (), 2) == ["Oslo", "the City of Oslo"]
+    assert _wanted(["Oslo", "Rome", "Oslo", "Bonn"], [], (), 2) == [
+        "Oslo",
+        "Rome",
+    ]  # more of a list changes no earlier name
 
 
 def test_every_prompt_is_drawn_as_often() -> None:
@@ -123,6 +128,36 @@ def test_parts_that_settings_leave_out(settings: dict[str, object], expected: in
     deltas = editor.edit(subject.model, subject.tokenizer, [FACT], measure=False)
     assert [len(prompts) for prompts in deltas[0].meta["trained_prompts"]] == [expected]
     assert (deltas[0].diagnostics["locality_kl"] > 0) is (expected > 4 or "link" in str(settings))
+
+
+def test_lists_are_sampled_until_there_are_enough_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many lists at once as there are, or one after another: the names are the same."""
+    subject = Subject("two_way", "llama")
+    found, sampled = [], []
+    own = two_way.sample_each
+    monkeypatch.setattr(two_way, "sample_each", lambda *a, **k: sampled.append(len(a[1])) or own(*a, **k))
+    monkeypatch.setattr(two_way, "own_answers", lambda job: [["Oslo"]])
+    monkeypatch.setattr(two_way, "_items", lambda text: [str(len(text))])  # a tiny model writes no lists
+    for few_rows in (two_way.FEW_ROWS, 1):
+        monkeypatch.setattr(two_way, "FEW_ROWS", few_rows)
+        settings = {"layers": [1], "num_steps": 1, "locality": ["neighbors"], "num_lists": 7, "max_neighbors": 2}
+        editor = load_editor("two_way", settings)
+        (delta,) = editor.edit(subject.model, subject.tokenizer, [FACT], measure=False)
+        found.append(set(delta.meta["trained_prompts"][0]))
+    assert found[0] == found[1]
+    assert len(found[0]) == 4 + 2 * 5
+    assert sampled == [7, 2] or sampled == [7, 2, 2]  # the first two lists, or four, have two names
+
+
+def test_no_more_prompts_are_kept_than_wanted() -> None:
+    subject = Subject("two_way", "llama")
+    kept = []
+    for count in (5, 100):
+        settings = {"layers": [1], "num_steps": 1, "locality": ["names"], "max_prompts": count}
+        (delta,) = load_editor("two_way", settings).edit(subject.model, subject.tokenizer, [FACT], measure=False)
+        kept.append(delta.meta["trained_prompts"][0][4:])
+    assert kept[0] == kept[1][:5]
+    assert len(kept[1]) == 5 * 4
 
 
 def test_a_joint_edit_draws_no_name_that_it_edits() -> None:

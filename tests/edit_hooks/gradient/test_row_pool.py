@@ -47,6 +47,29 @@ def test_the_cached_pool_is_the_plain_one(family: str) -> None:
     assert found[0].requires_grad
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gemma3_text"])
+def test_what_rows_begin_with_is_computed_once(family: str) -> None:
+    """The states before the training, and those from which the training goes on."""
+    model = tiny_model(family)
+    names = [architecture_of(model).rewrite_name(1)]
+    begin = list(range(3, 23))
+    rows = [LabeledRow([*begin, *end], [(len(begin) + len(end) - 1, 7), (19, 9)]) for end in ([2], [4, 5, 6], [])]
+    rows = [rows[0], ROWS[1], rows[1], LabeledRow([40, 41, 42], [(2, 5)]), rows[2]]
+    shapes: list[torch.Size] = []
+    handle = model.get_input_embeddings().register_forward_hook(
+        lambda _module, args, _output: shapes.append(args[0].shape)
+    )
+    cached, plain = CachedPool(model, rows, names), PlainPool(model, rows, names)
+    handle.remove()
+    assert sum(shape.numel() for shape in shapes) < sum(len(row.ids) for row in rows)
+    chosen: list[int] = [4, 0, 3, 1, 2]
+    for tokens in (WHOLE_VOCAB, torch.tensor([7, 9, 30])):
+        found, expected = cached.logits_before(chosen, tokens), plain.logits_before(chosen, tokens)
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(cached.logits([chosen], [tokens])[0], expected, atol=2e-5, rtol=1e-4)
+    assert not found.requires_grad
+
+
 def test_the_cut_has_the_fewest_tokens() -> None:
     assert CachedPool._best_cut([[20, 19, 5, 4], [21, 18, 6, 2]]) == 2  # 2 * 21 + 2 * 6 tokens per edit
     assert CachedPool._best_cut([[7, 7, 7]]) == 0  # one group

@@ -15,6 +15,7 @@ from edit_hooks.modeling.forward.sampling import (
     greedy_continuation,
     sample_after,
     sample_documents,
+    sample_each,
     sample_texts,
 )
 from edit_hooks.modeling.hooks import frozen
@@ -156,3 +157,28 @@ def test_sampling_leaves_the_model_and_global_generators_unchanged(tiny_model, t
     before = snapshot(model, tokenizer)
     assert len(sample_texts(model, tokenizer, per_word=2, length=6, seed=0)) == 10
     assert_same_state(before, snapshot(model, tokenizer))
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "gemma3_text"])
+def test_rows_that_begin_alike_are_drawn_as_alone(tiny_model, monkeypatch, model_type):
+    """Equal rows, shared beginnings and rows that end early, in batches of any size."""
+    model = tiny_model(model_type, dtype=torch.float64)
+    begin = list(range(20, 44))
+    rows = [[*begin, 5], [7, 8], [*begin, 5], [*begin, 6, 9], [*begin, 8], [3]]
+    computed = []
+    handle = model.get_input_embeddings().register_forward_hook(
+        lambda _module, args, _output: computed.append(args[0].numel())
+    )
+    together = sample_each(model, rows, 6, list(range(6)), 3)
+    assert sum(computed) - 5 * len(rows) < sum(map(len, rows)), (
+        "the beginning runs once, and rows without it are padded"
+    )
+    handle.remove()
+    assert together == [sample_each(model, [row], 6, [seed], 3)[0] for seed, row in enumerate(rows)]
+    monkeypatch.setattr(sampling, "MAX_ROWS", 2)
+    assert together == sample_each(model, rows, 6, list(range(6)), 3)
+    last = together[2][1]
+    ended = sample_each(model, rows, 6, list(range(6)), 3, ends=lambda tokens: tokens[-1] == last)
+    for cut, whole in zip(ended, together, strict=True):
+        assert cut == whole[: whole.index(last) + 1] if last in whole else whole
+    assert len(ended[2]) == 2 or together[2][0] == last
