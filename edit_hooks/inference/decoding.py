@@ -7,26 +7,29 @@ for the rows that have not stopped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
-from edit_hooks.answers import GeneratedText, StopReason
+from edit_hooks.answers import GeneratedText
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.row_edits import RowEdits
 from edit_hooks.inference.batching import Batch, run_in_batches
-from edit_hooks.inference.checkpoint_rules import CheckpointRules
-from edit_hooks.inference.drawing import TokenDraw
+from edit_hooks.inference.generation.continuations import Continuations
+from edit_hooks.inference.generation.slots import decode_in_slots, uses_slots
 from edit_hooks.inference.items import GenerateItem, Limits
 from edit_hooks.modeling.architectures import input_device, unwrapped
-from edit_hooks.modeling.fingerprint.generation_settings import generation_settings
 from edit_hooks.modeling.forward.forward_pass import forward_pass_of
 from edit_hooks.modeling.forward.kv_cache import CACHE, right_aligned, right_padded, select_rows
 from edit_hooks.modeling.forward.length_dependence import length_rules
-from edit_hooks.modeling.forward.vocab_loss import NO_TOKEN, WHOLE_VOCAB, greedy_tokens
+from edit_hooks.modeling.forward.vocab_loss import greedy_tokens
 from edit_hooks.utils.progress import Finished, Progress, ignore_finished
+
+ANY_NUMBER = Limits(sys.maxsize, sys.maxsize)  # of items that wait for a slot
 
 
 def generate(
@@ -39,7 +42,8 @@ def generate(
 ) -> list[GeneratedText]:
     """Continue prompts, each under its own edit.
 
-    A row leaves its batch when it stops. Texts are not cut at stop strings.
+    A row leaves its batch when it stops. Texts are not cut at stop strings. On a GPU the rows of low-rank edits take
+    turns in a batch of fixed shape (:mod:`~edit_hooks.inference.generation.slots`).
 
     Args:
         finished: gets the answers of each batch.
@@ -50,17 +54,36 @@ def generate(
     inner = unwrapped(model)
     answers: dict[int, GeneratedText] = {}
 
-    def run(batch: Batch) -> None:
-        loop = _DecodingLoop(inner, tokenizer, [items[index][0] for index in batch.indices], batch)
-        texts = loop.run()
-        answers.update(zip(batch.indices, texts, strict=True))
-        finished(batch.indices, texts)
-        progress(len(batch.indices))
+    def keep(indices: Sequence[int], texts: Sequence[GeneratedText]) -> None:
+        answers.update(zip(indices, texts, strict=True))
+        finished(indices, texts)
+        progress(len(indices))
 
-    lengths = [len(item.context) + item.most_tokens for item, _ in items]
-    beginnings = {index: item.context[:-1] for index, (item, _) in enumerate(items)}
-    prompt_lengths = [len(item.context) for item, _ in items]
-    run_in_batches(model, [delta for _, delta in items], lengths, limits, run, beginnings, prompt_lengths)
+    def run(batch: Batch) -> None:
+        continuations = Continuations(inner, tokenizer, [items[index][0] for index in batch.indices])
+        keep(batch.indices, _DecodingLoop(inner, continuations, batch).run())
+
+    def run_in_slots(batch: Batch) -> None:
+        # after a lack of memory a batch comes again in halves, of which some rows have been answered
+        left = [row for row, index in enumerate(batch.indices) if index not in answers]
+        continuations = Continuations(inner, tokenizer, [items[index][0] for index in batch.indices])
+        decode_in_slots(inner, continuations, batch, left, limits, keep)
+
+    def answer_all(indices: Sequence[int], bounds: Limits, run_batch: Callable[[Batch], None]) -> None:
+        chosen = [items[index] for index in indices]
+        lengths = [len(item.context) + item.most_tokens for item, _ in chosen]
+        beginnings = {position: item.context[:-1] for position, (item, _) in enumerate(chosen)}
+        prompt_lengths = [len(item.context) for item, _ in chosen]
+
+        def run_chosen(batch: Batch) -> None:
+            run_batch(replace(batch, indices=[indices[position] for position in batch.indices]))
+
+        deltas = [delta for _, delta in chosen]
+        run_in_batches(model, deltas, lengths, bounds, run_chosen, beginnings, prompt_lengths)
+
+    slotted = [index for index, (_, delta) in enumerate(items) if uses_slots(inner, delta)]
+    answer_all(slotted, ANY_NUMBER, run_in_slots)
+    answer_all(sorted({*range(len(items))} - {*slotted}), limits, run)
     return [answers[index] for index in range(len(items))]
 
 
@@ -138,147 +161,24 @@ class _RunningTexts:
 class _DecodingLoop:
     """One batch: a prefill, then one token per step for unfinished rows."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        tokenizer: PreTrainedTokenizerBase,
-        items: list[GenerateItem],
-        batch: Batch,
-    ) -> None:
-        self.tokenizer, self.items = tokenizer, items
-        self.texts = _RunningTexts(model, items, batch)
+    def __init__(self, model: nn.Module, continuations: Continuations, batch: Batch) -> None:
+        self.texts = _RunningTexts(model, continuations.items, batch)
         self.head = self.texts.forward.head(model)
-        self.end_tokens = end_token_ids(model, tokenizer)
-        self.draws = {index: TokenDraw(item) for index, item in enumerate(items) if item.sampling is not None}
-        settings = generation_settings(model)  # few models have any
-        rules = [CheckpointRules(settings, item, self.end_tokens) for item in items] if settings else []
-        self.rules = {index: of_item for index, of_item in enumerate(rules) if of_item}
-        self.new_tokens: list[list[int]] = [[] for _ in items]
-        self.stop: list[StopReason | None] = [None] * len(items)
+        self.continuations = continuations
 
     @torch.no_grad()
     def run(self) -> list[GeneratedText]:
-        running = list(range(len(self.items)))
+        continuations = self.continuations
+        running = list(range(len(continuations.items)))
         next_tokens = self._next_tokens(running, self.texts.first())
         while True:
-            unfinished = [row for row, index in enumerate(running) if not self._append(index, next_tokens[row])]
+            unfinished = [row for row, index in enumerate(running) if not continuations.append(index, next_tokens[row])]
             if not unfinished:
                 break
             running = [running[row] for row in unfinished]
-            read = [self.items[index].token_read(self.new_tokens[index]) for index in running]
+            read = [continuations.token_read(index) for index in running]
             next_tokens = self._next_tokens(running, self.texts.next(unfinished, read))
-        return [self._answer(index) for index in range(len(self.items))]
+        return [continuations.answer(index) for index in range(len(continuations.items))]
 
     def _next_tokens(self, running: Sequence[int], states_RD: torch.Tensor) -> list[int]:
-        """The next token of every running item: the most likely one (under the checkpoint's rules), or a draw.
-
-        ``NO_TOKEN`` without finite logits, whatever the rules would make of them.
-        """
-        tokens = greedy_tokens(self.head, states_RD).tolist()
-        for row, index in enumerate(running):
-            if tokens[row] == NO_TOKEN:
-                continue
-            if draw := self.draws.get(index):
-                tokens[row] = draw.token(self.head.logits(states_RD[row : row + 1], WHOLE_VOCAB)[0])
-            elif rules := self.rules.get(index):
-                logits_V = self.head.logits(states_RD[row : row + 1], WHOLE_VOCAB)[0]
-                tokens[row] = rules.token(self.new_tokens[index], logits_V)
-        return tokens
-
-    def _append(self, index: int, token: int) -> bool:
-        """Append a token to an item; return whether the item has stopped."""
-        item, tokens = self.items[index], self.new_tokens[index]
-        if token == NO_TOKEN:
-            self.stop[index] = "not_finite"
-            return True
-        tokens.append(token)
-        if token in self.end_tokens and not item.ignore_end:
-            self.stop[index] = "eos"
-        elif is_stopped(self.tokenizer, tokens, item):
-            self.stop[index] = "stop_string"
-        elif has_full_length(self.tokenizer, tokens, item):
-            self.stop[index] = "length"
-        return self.stop[index] is not None
-
-    def _answer(self, index: int) -> GeneratedText:
-        return generated_text(self.tokenizer, self.new_tokens[index], self.items[index], self.stop[index])
-
-
-def end_token_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Return the end tokens of the tokenizer and of the model's generation config."""
-    ends = {tokenizer.eos_token_id}
-    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ends.update(configured if isinstance(configured, (list, tuple)) else [configured])
-    return {int(token) for token in ends if token is not None}
-
-
-def is_stopped(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], item: GenerateItem) -> bool:
-    """Whether the answer in these new tokens contains a stop string of the item.
-
-    As lm-eval's stop criterion, the text is read with its special tokens, which may be stop strings.
-    """
-    if not item.stops:
-        return False
-    length = thought_length(tokenizer, tokens, item.think_end)
-    if length is None:
-        return False
-    # The whole text, because one character may take several tokens and a stop string may cross them.
-    text = _decoded(tokenizer, tokens[length:], skip_special_tokens=False)
-    return any(stop in (text.lstrip() if length else text) for stop in item.stops)
-
-
-def has_full_length(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], item: GenerateItem) -> bool:
-    """Whether the answer in these new tokens may not become longer: its thought, what follows it, or both."""
-    if item.max_thought_tokens is None or item.think_end is None:
-        return len(tokens) >= item.max_new_tokens
-    if len(tokens) >= item.most_tokens:  # a model that repeats the end of its thought begins its answer again and again
-        return True
-    length = thought_length(tokenizer, tokens, item.think_end)
-    if length is None:
-        return len(tokens) >= item.max_thought_tokens
-    return len(tokens) - length >= item.max_new_tokens
-
-
-def generated_text(
-    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], item: GenerateItem, stop: StopReason | None
-) -> GeneratedText:
-    """The answer in new tokens, without the thought before it.
-
-    As in lm-eval, white space between thought and answer is dropped.
-    """
-    length = thought_length(tokenizer, tokens, item.think_end)
-    if length is None:
-        thought = _decoded(tokenizer, tokens)
-        return GeneratedText(raw="", token_ids=(), stop=stop, thought=thought, unfinished=True)
-    if item.with_prompt and not length:
-        text = _decoded(tokenizer, [*item.context, *tokens])[len(_decoded(tokenizer, item.context)) :]
-    else:
-        text = _decoded(tokenizer, tokens[length:])
-    return GeneratedText(
-        raw=text.lstrip() if length else text,
-        token_ids=tuple(tokens[length:]),
-        stop=stop,
-        thought=_decoded(tokenizer, tokens[:length]) if length else None,
-        target_ids=item.target,
-    )
-
-
-def thought_length(
-    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], think_end: int | str | None
-) -> int | None:
-    """Number of tokens up to the last end of a thought; 0 without thoughts, ``None`` if the thought has no end."""
-    if think_end is None:
-        return 0
-    if isinstance(think_end, int):
-        return next((i + 1 for i in range(len(tokens) - 1, -1, -1) if tokens[i] == think_end), None)
-    ends = _decoded(tokenizer, tokens).count(think_end)
-    if ends == 0:
-        return None
-    length = len(tokens)
-    while _decoded(tokenizer, tokens[: length - 1]).count(think_end) == ends:
-        length -= 1
-    return length
-
-
-def _decoded(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
-    return str(tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+        return self.continuations.chosen(running, greedy_tokens(self.head, states_RD).tolist(), states_RD, self.head)

@@ -23,10 +23,10 @@ from transformers import (
 from edit_hooks.answers import GeneratedText, ScoredContinuation, StopReason
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.inference.checkpoint_rules import rules_off
-from edit_hooks.inference.decoding import end_token_ids, generated_text, has_full_length, is_stopped
-from edit_hooks.inference.drawing import TokenDraw
 from edit_hooks.inference.finite_logits import LogitWatch
+from edit_hooks.inference.generation.checkpoint_rules import rules_off
+from edit_hooks.inference.generation.continuations import end_token_ids, generated_text, has_full_length, is_stopped
+from edit_hooks.inference.generation.drawing import TokenDraw
 from edit_hooks.inference.items import GenerateItem, ScoreItem
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.forward.length_dependence import forget_lengths

@@ -16,7 +16,7 @@ from edit_hooks.answers import GeneratedText, ScoredContinuation, StateSimilarit
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.saving.export import export_peft
 from edit_hooks.deltas.saving.truncation import adapter_name, editor_of, rank_of_edit, vllm_words
-from edit_hooks.inference.decoding import end_token_ids, generated_text, has_full_length, is_stopped
+from edit_hooks.inference.generation.continuations import end_token_ids, generated_text, has_full_length, is_stopped
 from edit_hooks.inference.items import GenerateItem, ScoreItem, StateItem
 from edit_hooks.lm.asking.engine import Engine
 from edit_hooks.lm.asking.server import Server

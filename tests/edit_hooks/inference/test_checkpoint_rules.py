@@ -13,8 +13,9 @@ from inference_cases import PROMPTS, edits, model_and_tokenizer
 from edit_hooks.answers import GeneratedText
 from edit_hooks.decoding import Sampling
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.inference.checkpoint_rules import CheckpointRules
-from edit_hooks.inference.decoding import end_token_ids, generate
+from edit_hooks.inference.decoding import generate
+from edit_hooks.inference.generation.checkpoint_rules import CheckpointRules
+from edit_hooks.inference.generation.continuations import end_token_ids
 from edit_hooks.inference.items import GenerateItem, Limits
 from edit_hooks.inference.reference import generate_reference
 from edit_hooks.modeling.fingerprint.generation_settings import FOLLOWED, NO_EFFECT, NOT_FOLLOWED, generation_settings

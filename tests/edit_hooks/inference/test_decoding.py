@@ -6,7 +6,8 @@ import pytest
 from inference_cases import PROMPTS, edits, model_and_tokenizer
 
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.inference.decoding import end_token_ids, generate
+from edit_hooks.inference.decoding import generate
+from edit_hooks.inference.generation.continuations import end_token_ids
 from edit_hooks.inference.items import GenerateItem, Limits
 from edit_hooks.inference.reference import generate_reference
 

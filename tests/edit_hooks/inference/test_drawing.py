@@ -15,8 +15,9 @@ from edit_hooks.answers import GeneratedText
 from edit_hooks.contract.tiny_models import build_model
 from edit_hooks.decoding import Decoding, Sampling
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.inference.decoding import end_token_ids, generate
-from edit_hooks.inference.drawing import TokenDraw, distribution
+from edit_hooks.inference.decoding import generate
+from edit_hooks.inference.generation.continuations import end_token_ids
+from edit_hooks.inference.generation.drawing import TokenDraw, distribution
 from edit_hooks.inference.items import GenerateItem, Limits
 from edit_hooks.inference.reference import generate_reference
 from edit_hooks.utils.errors import EditingError

@@ -15,7 +15,7 @@ import lm_eval_editing_autoload
 from edit_hooks.answers import ContextReport, FailedAnswer, GeneratedText, answer_from_json, answer_to_json
 from edit_hooks.contract.tiny_models import build_tokenizer, save_tiny
 from edit_hooks.decoding import Decoding, Sampling
-from edit_hooks.inference.decoding import generated_text
+from edit_hooks.inference.generation.continuations import generated_text
 from edit_hooks.inference.items import GenerateItem
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.utils.errors import EditingError
