@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.modeling.adapter_layers import require_additive, require_trainable
 from edit_hooks.modeling.architectures import text_config
+from edit_hooks.modeling.linear_maps import is_quantized
 from edit_hooks.modeling.tokens import encode, first_token_past, tokens_in_span
-from edit_hooks.modeling.weights import is_quantized
 from edit_hooks.request import EditRequest, require_subjects, require_text
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
 from edit_hooks.utils.text.slots import SLOT, escape_braces

@@ -22,8 +22,9 @@ from edit_hooks.deltas.placement import beside_weights
 from edit_hooks.modeling.adapter_layers import require_additive
 from edit_hooks.modeling.architectures import edited_module, is_transposed, linear_of, map_shape, unwrapped
 from edit_hooks.modeling.fingerprint.tensor_hash import tensor_digest
+from edit_hooks.modeling.linear_maps import is_linear_map, is_quantized
 from edit_hooks.modeling.tensors import at_least_float32, bit_sum
-from edit_hooks.modeling.weights import AddedMap, check_weights, is_quantized, read_weight, refuse_compiled
+from edit_hooks.modeling.weights import AddedMap, check_weights, read_weight, refuse_compiled
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.scopes import undone
@@ -293,7 +294,7 @@ class AppliedDeltas:
         name = parameter_name(given_name, self.model)
         module_name, _, leaf = given_name.rpartition(".")
         module = self.model.get_submodule(module_name)
-        if leaf != "weight" or not isinstance(linear_of(module), nn.Linear):
+        if leaf != "weight" or not is_linear_map(module) or is_transposed(module):
             return None
         if self._is_quantized(name):
             return linear_of(module)
@@ -383,7 +384,7 @@ def parameter_name(name: str, model: nn.Module) -> str:
         module = None
     if module is not None:
         in_use = linear_of(module)
-        if leaf in in_use._parameters and in_use._parameters[leaf] is not None:
+        if in_use._parameters.get(leaf) is not None or (leaf == "weight" and is_quantized(in_use)):
             inside = next(path for path, part in module.named_modules(remove_duplicate=False) if part is in_use)
             return ".".join(filter(None, (module_name, inside, leaf)))
     raise EditingError(f"the model has no parameter {name!r}; was this edit made for another model?")

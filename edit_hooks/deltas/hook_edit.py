@@ -22,13 +22,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from edit_hooks.deltas.forward_context import ForwardContext
 from edit_hooks.deltas.schema import Record, Schema, check_numeric, text
-from edit_hooks.modeling.architectures import edited_module, head_of, linear_of, map_shape, unwrapped, weight_of
+from edit_hooks.modeling.architectures import edited_module, head_of, map_shape, unwrapped, weight_of
 from edit_hooks.modeling.forward.kv_cache import CACHE_NAMES
 from edit_hooks.modeling.hooks import Registration, hooks
+from edit_hooks.modeling.linear_maps import is_linear_map
 from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.plugins import import_object, registered
 from edit_hooks.utils.text.readable import readable
@@ -299,7 +299,7 @@ def check_table(model: nn.Module, hook_edit: HookEdit, outputs: str) -> None:
 
 def check_width(module: nn.Module, name: str, width_out: int, width_in: int) -> None:
     """Raise EditingError if a module is no linear map R^width_in -> R^width_out."""
-    if not isinstance(linear_of(module), nn.Linear | Conv1D):
+    if not is_linear_map(module):
         raise EditingError(f"the edit hooks {name}, a {type(module).__name__}; a linear map is needed.")
     if map_shape(module) != (width_out, width_in):
         raise EditingError(

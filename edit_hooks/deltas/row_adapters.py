@@ -22,12 +22,12 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.modeling.adapter_layers import require_additive
 from edit_hooks.modeling.architectures import edited_module, linear_of, map_shape, unwrapped, weight_of
 from edit_hooks.modeling.hooks import Registration, hooks
+from edit_hooks.modeling.linear_maps import is_linear_map
 from edit_hooks.modeling.weights import check_weights
 from edit_hooks.utils.errors import EditingError
 
@@ -142,7 +142,7 @@ class PerRowAdapters:
 def _require_linear(module: nn.Module, name: str) -> None:
     """Refuse modules beside which an update cannot act per row."""
     check_weights(linear_of(module), name)
-    if not isinstance(linear_of(module), nn.Linear | Conv1D):
+    if not is_linear_map(module):
         raise EditingError(f"{name} is a {type(module).__name__}, beside which no update acts per row; write the edit.")
     require_additive(module, name)
 

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from edit_hooks.deltas.apply import require_no_context
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.forward_context import ForwardContext
 from edit_hooks.deltas.hook_edit import HookEdit, HookKind, kind_class
 from edit_hooks.deltas.row_adapters import PerRowAdapters
-from edit_hooks.modeling.architectures import edited_module, head_of, linear_of, unwrapped
+from edit_hooks.modeling.architectures import edited_module, head_of, unwrapped
 from edit_hooks.modeling.hooks import hooks
+from edit_hooks.modeling.linear_maps import is_linear_map
 from edit_hooks.modeling.support import rows_can_differ
 from edit_hooks.utils.errors import EditingError
 
@@ -35,7 +35,7 @@ def acts_per_row(model: nn.Module, delta: Delta | None) -> bool:
     if delta.factors and not rows_can_differ(inner):
         return False
     modules = [edited_module(inner, name) for name in delta.factors]
-    return all(isinstance(linear_of(one), nn.Linear | Conv1D) and one is not head_of(inner) for one in modules)
+    return all(is_linear_map(one) and one is not head_of(inner) for one in modules)
 
 
 class RowEdits:

@@ -19,7 +19,6 @@ from typing import ClassVar, Generic, Literal, TypeVar
 import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
-from transformers.pytorch_utils import Conv1D
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
@@ -47,8 +46,9 @@ from edit_hooks.gradient.labeled_rows import (
 )
 from edit_hooks.gradient.side_by_side import EditBatch, make_adam, split_edits
 from edit_hooks.gradient.weight_copies import BlockCopies, WeightCopies
-from edit_hooks.modeling.architectures import architecture_of, input_device, linear_of
+from edit_hooks.modeling.architectures import architecture_of, input_device
 from edit_hooks.modeling.hooks import frozen
+from edit_hooks.modeling.linear_maps import is_linear_map
 from edit_hooks.modeling.memory import bytes_per_token, free_bytes
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
@@ -140,7 +140,7 @@ class FineTuningEditor(Editor[FTConfigT]):
             name
             for block in blocks
             for name, module in model.get_submodule(block).named_modules(prefix=block)
-            if isinstance(linear_of(module), nn.Linear | Conv1D)
+            if is_linear_map(module)
         ]
 
     def footprint(self, config: FTConfigT, model: nn.Module) -> Footprint:

@@ -19,7 +19,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from edit_hooks.modeling.architectures import linear_of, map_shape, weight_of
-from edit_hooks.modeling.weights import AddedMap, is_quantized, weight_norm
+from edit_hooks.modeling.linear_maps import is_linear_map, is_quantized
+from edit_hooks.modeling.weights import AddedMap, weight_norm
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.scopes import undone
 
@@ -89,7 +90,7 @@ def require_trainable(module: nn.Module, name: str) -> None:
 
 def _is_wrapped(module: nn.Module) -> bool:
     linear = linear_of(module)
-    return linear is not module and isinstance(linear, nn.Linear | Conv1D) and not weight_of(module).is_meta
+    return linear is not module and is_linear_map(linear) and not weight_of(module).is_meta
 
 
 def _state_of_adapter(module: nn.Module) -> object:

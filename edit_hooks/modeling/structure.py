@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
-from edit_hooks.modeling.linear_maps import linear_of, map_shape
+from edit_hooks.modeling.linear_maps import is_linear_map, map_shape
 
 # Last parts of module names, as the model classes of transformers have them.
 QUERY = ("q_proj", "q_b_proj", "query", "wq")
@@ -93,7 +92,7 @@ def _shapes(block: nn.Module) -> list[tuple[int, int]]:
 def _maps(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """The linear maps below a module, adapters around them included, with their names."""
     for name, child in module.named_children():
-        if isinstance(linear_of(child), nn.Linear | Conv1D):
+        if is_linear_map(child):
             yield f"{prefix}{name}", child
         else:
             yield from _maps(child, f"{prefix}{name}.")
@@ -159,7 +158,7 @@ def _find_mlp(block: nn.Module, width: int, attention: str | None) -> dict[str, 
 
 def _mlp_maps(children: Sequence[tuple[str, nn.Module]], prefix: str, width: int) -> dict[str, Any] | None:
     """Names of the output and input maps among modules, if their maps are exactly those of an MLP."""
-    maps = [(name, map_shape(child)) for name, child in children if isinstance(linear_of(child), nn.Linear | Conv1D)]
+    maps = [(name, map_shape(child)) for name, child in children if is_linear_map(child)]
     out = [(name, shape[1]) for name, shape in maps if shape[0] == width]
     if len(maps) not in (2, 3):
         return None

@@ -20,7 +20,8 @@ from edit_hooks.deltas.saving.saved import LoadedEdit
 from edit_hooks.edit_report import LOSSES
 from edit_hooks.inference.effects.neutral_prompts import NeutralPrompts, verdict
 from edit_hooks.modeling.architectures import architecture_of, linear_of, num_layers, unwrapped
-from edit_hooks.modeling.weights import PLAIN_FORWARDS, has_quantized_weights
+from edit_hooks.modeling.linear_maps import PLAIN_FORWARDS
+from edit_hooks.modeling.weights import has_quantized_weights
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.scopes import undone

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 
 import pytest
 import torch
 from lm_runs import answers, assert_same_answers, build, run
 from mend_runs import trainer
-from quantized_models import SCHEMES, dequantized, quantized, require_bitsandbytes, tokenizer_of
+from quantized_models import (
+    OTHERS,
+    SCHEMES,
+    CodedLinear,
+    dequantized,
+    quantized,
+    require_bitsandbytes,
+    tokenizer_of,
+)
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from edit_hooks import edited, load_editor
@@ -22,9 +32,13 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.saving.export import export_merged, export_peft, read_peft
 from edit_hooks.inference.items import Limits, ScoreItem
 from edit_hooks.inference.scoring import score
+from edit_hooks.modeling import weights
+from edit_hooks.modeling.fingerprint.tensor_hash import weights_digest
 from edit_hooks.modeling.forward.lm_head import ModelHead
-from edit_hooks.modeling.weights import is_quantized, keep_layout, read_weight
+from edit_hooks.modeling.linear_maps import is_quantized
+from edit_hooks.modeling.weights import AddedMap, has_quantized_weights, keep_layout, read_weight
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.scopes import undone
 
 FAST = {"num_steps": 3, "context_templates": ["{}", "Then they said. {}"]}
 ON_PROMPTS = ("ice", "ike", "ike_leaky_pool", "mello", "scr", "serac")
@@ -105,6 +119,11 @@ def cases():
         yield pytest.param(name, "llama", "int8", marks=() if is_quick else pytest.mark.slow)
     for name in ("r_rome", "lora", "ft_l"):
         yield pytest.param(name, "gpt2", "fp4")  # Conv1D before it is quantized
+    for name in ("r_rome", "rect", "kn", "wise", "ft_m"):
+        yield pytest.param(name, "llama", "codes")
+    yield pytest.param("r_rome", "llama", "online")
+    for scheme in sorted(OTHERS.keys() - {"codes", "online"}):
+        yield pytest.param("memit", "llama", scheme)
 
 
 @pytest.mark.parametrize(("name", "model_type", "scheme"), list(cases()))
@@ -335,6 +354,35 @@ def test_streams_in_the_harness(folder, tmp_path, scheme):
     assert lm.stream_state() == again.stream_state() not in (None, "unedited")
 
 
+def test_a_checkpoint_in_8_bit_floats_is_loaded_with_plain_weights(folder, tmp_path):
+    """As those of DeepSeek and Qwen: codes and a scale per block, which transformers can multiply out."""
+    stored, wanted = shutil.copytree(folder, tmp_path / "fp8"), {}
+    tensors = load_file(stored / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("proj.weight")]:
+        blocks_RrCc = tensors[name].unflatten(1, (-1, 16)).unflatten(0, (-1, 16))
+        scale_RC = blocks_RrCc.abs().amax((1, 3)) / 448
+        codes_RrCc = (blocks_RrCc / scale_RC[:, None, :, None]).to(torch.float8_e4m3fn)
+        wanted[name] = (codes_RrCc.float() * scale_RC[:, None, :, None]).flatten(2).flatten(0, 1)
+        tensors |= {name: codes_RrCc.flatten(2).flatten(0, 1), f"{name}_scale_inv": scale_RC}
+    save_file(tensors, stored / "model.safetensors", {"format": "pt"})
+    config = json.loads((stored / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "fp8",
+        "weight_block_size": [16, 16],
+        "activation_scheme": "dynamic",
+    }
+    (stored / "config.json").write_text(json.dumps(config))
+    options = {"editor": "ft_m", "editor_args": {"layers": [1], "num_steps": 2}}
+    with pytest.raises(EditingError, match=r"ft_m.*dequantize=True"):
+        build(str(stored), **options)
+    lm = build(str(stored), dequantize=True, **options)
+    assert len(answers(run(lm, ["bake_es"], limit=1))) and not has_quantized_weights(lm.model)
+    for name, weight in wanted.items():
+        assert relative(lm.model.get_parameter(name).float(), weight) < 0.01
+    with pytest.raises(EditingError, match="load_in_4bit: the weights are quantized or plain"):
+        build(str(stored), dequantize=True, load_in_4bit=True)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -343,6 +391,7 @@ def test_streams_in_the_harness(folder, tmp_path, scheme):
         ({"load_in_8bit": True, "load_in_4bit": True}, "only one"),
         ({"bnb_4bit_quant_type": "nf4"}, "no meaning"),
         ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf5"}, "nf5.*nf4, fp4"),
+        ({"dequantize": True}, "not quantized; drop it"),
     ],
 )
 def test_runs_that_cannot_work_fail_in_the_constructor(folder, options, message):
@@ -375,11 +424,11 @@ def test_repacking_for_the_cpu_is_switched_off(folder, tmp_path):
             action(lm.model)
 
 
-# -- other kinds of quantization ---------------------------------------------------------------------------------------
+# -- layers of other packages ------------------------------------------------------------------------------------------
 
 
 class PackedLinear(nn.Module):
-    """As of GPTQ and AWQ: codes in integer buffers, no weight."""
+    """Codes in integer buffers, and neither a weight nor widths: nothing shows that it is a linear map."""
 
     def __init__(self, linear):
         super().__init__()
@@ -389,15 +438,35 @@ class PackedLinear(nn.Module):
         raise AssertionError("not run")
 
 
-class Codes(torch.Tensor):
-    """As of torchao: a subclass of Tensor that shows a floating-point dtype."""
+class WithoutGradients(CodedLinear):
+    """As of torchao's layers that quantize activations, too."""
+
+    @torch.no_grad()
+    def forward(self, x):
+        return super().forward(x)
 
 
-class OnlineLinear(nn.Linear):
-    """As of BitNet: a floating-point weight that is quantized in the forward pass."""
+class OtherGradients(CodedLinear):
+    """Only half of the output passes a gradient."""
 
     def forward(self, x):
-        return nn.functional.linear(x, self.weight.sign(), self.bias)
+        out = super().forward(x)
+        half = out.shape[-1] // 2
+        return torch.cat([out[..., :half], out[..., half:].detach()], -1)
+
+
+class CoarseActivations(CodedLinear):
+    """Activations of so few bits that the output is no linear function of the input."""
+
+    def forward(self, x):
+        return super().forward(x.sign() + 0 * x)
+
+
+class Broken(CodedLinear):
+    """As of layers that need a GPU."""
+
+    def forward(self, x):
+        raise RuntimeError("no kernel")
 
 
 def float8(linear):
@@ -405,30 +474,80 @@ def float8(linear):
     return linear
 
 
-def subclassed(linear):
-    linear.weight = nn.Parameter(linear.weight.detach().as_subclass(Codes), requires_grad=False)
-    return linear
+REFUSED = {
+    PackedLinear: "cannot be tested alone",
+    WithoutGradients: "no gradient reaches",
+    OtherGradients: "gradient of its input is another one",
+    CoarseActivations: "no affine function",
+    Broken: "no kernel",
+    float8: "does not run alone",
+}
 
 
-def online(linear):
-    linear.__class__ = OnlineLinear
-    return linear
-
-
-@pytest.mark.parametrize("change", [PackedLinear, subclassed, float8, online])
+@pytest.mark.parametrize("change", REFUSED)
 @pytest.mark.parametrize("place", ["model.layers.1.mlp.down_proj", "model.layers.2.self_attn.q_proj"])
-def test_other_kinds_of_quantization_are_refused_before_any_work(change, place):
-    """By what modules and tensors are, also above the edited module: gradients have to pass there."""
+def test_maps_that_break_a_promise_are_refused_before_any_work(change, place):
+    """By what modules and tensors are and do, also above the edited module: gradients have to pass there."""
     model, tokenizer = build_model("llama"), tokenizer_of("llama")
     parent, _, child = place.rpartition(".")
     setattr(model.get_submodule(parent), child, change(model.get_submodule(place)))
     with forbidden_forward(model):
-        for name in EDITORS:
+        for name in EDITORS if change is PackedLinear else ("r_rome", "ft_m", "ike", "grace"):
             if name in ON_PROMPTS:
                 assert editor_of(name).edit(model, tokenizer, [EDIT_REQUESTS[0]])
             else:
-                with pytest.raises(EditingError, match=place):
+                with pytest.raises(EditingError, match=f"{place}.*{REFUSED[change]}.*dequantize=True"):
                     editor_of(name).edit(model, tokenizer, [EDIT_REQUESTS[0]])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_matrix_of_a_map_is_read_from_its_outputs(bias, dtype, monkeypatch):
+    """In parts, without its bias, and with the updates beside it; the map is as before, also after a failure."""
+    monkeypatch.setattr(weights, "ROWS_AT_ONCE", 7)
+    torch.manual_seed(0)
+    linear = nn.Linear(24, 16, bias=bias)
+    if bias:
+        linear.bias.data += 100
+    coded = CodedLinear(linear)
+    coded.scale = coded.scale.to(dtype)
+    if dtype != torch.float32:  # refuses other states, as HQQ does
+        coded.forward = lambda x: nn.functional.linear(x, coded.codes.to(dtype) * coded.scale, coded.bias)
+        coded.bias = nn.Parameter(coded.bias.to(dtype)) if bias else None
+    kept = coded.bias
+    wanted = (coded.codes.to(dtype) * coded.scale).float()
+    assert torch.equal(read_weight(coded), wanted) and coded.bias is kept
+    added = AddedMap(coded)
+    added.add_low_rank(torch.ones(16, 1), torch.ones(24, 1))
+    with undone(added.remove):
+        added.attach()
+        assert torch.equal(read_weight(coded), wanted + 1)
+    coded.forward = lambda x: nn.functional.linear(x, wanted.to(x) * (len(x[0]) < 7))  # another map on many rows
+    with pytest.raises(EditingError, match="unit vectors are not its matrix"):
+        read_weight(coded)
+    assert coded.bias is kept
+
+
+def test_weights_in_a_class_of_another_package_identify_a_model(monkeypatch):
+    """As of torchao: codes and scales inside a tensor, which has no bytes of its own."""
+
+    class Codes(torch.Tensor):
+        def __tensor_flatten__(self):
+            return ["codes", "scale"], None
+
+    def model_of(codes, scale):
+        linear = nn.Linear(4, 3)
+        weight = torch.zeros(3, 4).as_subclass(Codes)
+        weight.codes, weight.scale = codes, scale
+        linear.weight = nn.Parameter(weight, requires_grad=False)
+        linear.weight.codes, linear.weight.scale = codes, scale
+        linear.bias.data.zero_()
+        return linear
+
+    ones, twos = torch.ones(3, 4, dtype=torch.int8), torch.full((3, 4), 2, dtype=torch.int8)
+    scales = torch.ones(3), torch.zeros(3)
+    found = {weights_digest(model_of(codes, scale)) for codes in (ones, twos) for scale in scales}
+    assert len(found) == 4 and weights_digest(model_of(ones.clone(), torch.ones(3))) in found
 
 
 def test_training_of_mend_is_refused_before_any_work(tmp_path):
@@ -452,7 +571,7 @@ def test_saved_edits_of_weights_that_cannot_be_read_are_refused():
     model = build_model("llama")
     place = "model.layers.1.mlp.down_proj"
     (delta,) = editor_of("r_rome").edit(model, tokenizer_of("llama"), [EDIT_REQUESTS[0]])
-    for change in (PackedLinear, subclassed, float8, online):
+    for change in (PackedLinear, WithoutGradients, float8):
         broken = build_model("llama")
         broken.model.layers[1].mlp.down_proj = change(broken.get_submodule(place))
         for apply in (lambda model: edited(model, delta).__enter__(), lambda model: row_edits(model, delta)):

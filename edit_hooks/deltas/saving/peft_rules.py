@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from edit_hooks.deltas.schema import (
     Record,
@@ -28,6 +27,7 @@ from edit_hooks.deltas.schema import (
     whole,
 )
 from edit_hooks.modeling.architectures import head_of, linear_of, unwrapped
+from edit_hooks.modeling.linear_maps import is_linear_map
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.settings.numbers import POSITIVE
 from edit_hooks.utils.text.expressions import compiled
@@ -157,7 +157,7 @@ def target_names(config: Mapping[str, Any], model: nn.Module) -> set[str] | None
     maps = {
         name: linear
         for name, module in inner.named_modules()
-        if isinstance(linear := linear_of(module), nn.Linear | Conv1D) and not _IN_ADAPTER.search(name)
+        if is_linear_map(linear := linear_of(module)) and not _IN_ADAPTER.search(name)
     }
     if targets == "all-linear":
         return {name for name, linear in maps.items() if linear is not head_of(inner)}

@@ -155,11 +155,7 @@ class LateLoadingHFLM(HFLM):
 
     def _create_model(self, *args: Any, **kwargs: Any) -> None:
         """Store the arguments; :attr:`model` loads."""
-        quantization = take_quantization(kwargs)
-        if quantization is not None:
-            if kwargs.get("quantization_config") is not None:
-                raise EditingError("the checkpoint is quantized already; drop load_in_4bit and load_in_8bit.")
-            kwargs["quantization_config"] = quantization
+        kwargs["quantization_config"] = take_quantization(kwargs)
         if kwargs.get("delta") and kwargs.get("peft"):
             raise EditingError("peft= and delta= cannot be combined; add the delta to the model and save it first.")
         if kwargs.get("delta") and getattr(self.config.get_text_config(), "tie_word_embeddings", False):

@@ -74,8 +74,8 @@ PARENT_OPTIONS: dict[str, ParentOption] = {
         "the weights are part of the unedited model; refused where embedding and head are tied, since lm-eval would "
         "add the difference twice"
     ),
-    "autogptq": _refused("edits need weights that are not quantized", "false"),
-    "gptqmodel": _refused("edits need weights that are not quantized", "false"),
+    "autogptq": _refused("transformers reads GPTQ and AWQ checkpoints by pretrained= alone", "false"),
+    "gptqmodel": _refused("transformers reads GPTQ and AWQ checkpoints by pretrained= alone", "false"),
     "gguf_file": _refused("name the file itself, pretrained=path/to/model.gguf, which is de-quantized once"),
     "think_end_token": _honored("the answer follows the last such token; without one a generation is unscored"),
     "enable_thinking": _honored("option of the chat template; true cannot be combined with likelihood metrics"),

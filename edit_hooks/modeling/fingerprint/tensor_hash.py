@@ -57,6 +57,9 @@ def _digest(tensor: torch.Tensor, threads: ThreadPoolExecutor) -> str:
     """Hash the chunks of a tensor, in parallel if there are several, and then their digests."""
     if hasattr(tensor, "full_tensor"):  # sharded by tensor parallelism
         tensor = tensor.full_tensor()
+    if hasattr(tensor, "__tensor_flatten__"):  # codes and scales in a class of another package
+        parts = {name: _digest(getattr(tensor, name), threads) for name in sorted(tensor.__tensor_flatten__()[0])}
+        return hashlib.sha256(json.dumps([list(tensor.shape), str(tensor.dtype), parts]).encode()).hexdigest()
     content = tensor.detach().contiguous().view(-1).view(torch.uint8)
     digest = hashlib.sha256(json.dumps([list(tensor.shape), str(tensor.dtype)]).encode())
     map_chunks: Callable[..., Iterable[bytes]] = threads.map if len(content) > CHUNK_BYTES else map
