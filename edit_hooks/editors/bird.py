@@ -51,7 +51,7 @@ from edit_hooks.locate.value_editor import VALUE_CONTRACT_SETTINGS, templates_of
 from edit_hooks.locate.values.rows import TokenRow, fact_position, key_row
 from edit_hooks.locate.values.suffix_forward import SuffixForward
 from edit_hooks.locate.values.value_batch import MakeForward, ValueBatch
-from edit_hooks.locate.values.value_optimization import Term, TermMaker
+from edit_hooks.locate.values.value_steps import Term, TermMaker
 from edit_hooks.modeling.architectures import decoder_of, input_device
 from edit_hooks.modeling.forward.kv_cache import right_padded
 from edit_hooks.modeling.hooks import hooks, on_output
@@ -252,7 +252,7 @@ def expressions_of(request: EditRequest, config: BIRDConfig) -> Expressions:
 class BIRDTerm:
     """The bidirectional terms for the edits of one batch.
 
-    A :class:`edit_hooks.locate.values.value_optimization.Term`.
+    A :class:`edit_hooks.locate.values.value_steps.Term`.
     """
 
     name = "bird"

@@ -71,7 +71,8 @@ from edit_hooks.locate.values.key_reader import LayerActivations, mean_keys, rea
 from edit_hooks.locate.values.post_norm import nearest_outputs
 from edit_hooks.locate.values.rows import TokenRow
 from edit_hooks.locate.values.value_batch import Site, ValueProblem
-from edit_hooks.locate.values.value_optimization import OptimizedValue, optimize_values
+from edit_hooks.locate.values.value_optimization import optimize_values
+from edit_hooks.locate.values.value_steps import OptimizedValue
 from edit_hooks.modeling.architectures import (
     architecture_of,
     is_transposed,

@@ -34,7 +34,7 @@ from edit_hooks.editors.memit import uses_norm
 from edit_hooks.locate.context_templates import BARE
 from edit_hooks.locate.values.key_reader import read_rows
 from edit_hooks.locate.values.value_batch import Site, ValueProblem
-from edit_hooks.locate.values.value_optimization import OptimizedValue
+from edit_hooks.locate.values.value_steps import OptimizedValue
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.settings.numbers import POSITIVE

@@ -51,7 +51,8 @@ from edit_hooks.locate.value_editor import (
 )
 from edit_hooks.locate.values.key_reader import mean_keys
 from edit_hooks.locate.values.value_batch import Site
-from edit_hooks.locate.values.value_optimization import OptimizedValue, optimize_values
+from edit_hooks.locate.values.value_optimization import optimize_values
+from edit_hooks.locate.values.value_steps import OptimizedValue
 from edit_hooks.memory.residual_table import KIND, MAX_COSINES, REMOVED
 from edit_hooks.memory.steps import step_numbers
 from edit_hooks.modeling.architectures import architecture_of, unwrapped

@@ -40,14 +40,8 @@ from edit_hooks.locate.value_editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.locate.values.reference_forward import ReferenceForward
 from edit_hooks.locate.values.suffix_forward import CachedModule, RowGroup, SuffixForward, add_at_first
 from edit_hooks.locate.values.value_batch import ReadActivations, Site, SiteActivations, ValueBatch, ValueProblem
-from edit_hooks.locate.values.value_optimization import (
-    AdamState,
-    OptimizedValue,
-    Term,
-    ValueLimits,
-    mean_over_labels,
-    split_problems,
-)
+from edit_hooks.locate.values.value_optimization import ValueLimits, split_problems
+from edit_hooks.locate.values.value_steps import AdamState, OptimizedValue, Term, mean_over_labels
 from edit_hooks.modeling.architectures import input_device
 from edit_hooks.modeling.forward.vocab_loss import VocabLosses, vocab_losses
 from edit_hooks.modeling.hooks import frozen, hooks, on_output, record_at

@@ -44,7 +44,8 @@ from edit_hooks.locate.value_editor import (
     value_diagnostics,
     value_settings,
 )
-from edit_hooks.locate.values.value_optimization import OptimizedValue, optimize_values
+from edit_hooks.locate.values.value_optimization import optimize_values
+from edit_hooks.locate.values.value_steps import OptimizedValue
 from edit_hooks.modeling.architectures import architecture_of, is_transposed
 from edit_hooks.modeling.weights import weight_norm
 from edit_hooks.request import EditRequest

@@ -35,7 +35,8 @@ from edit_hooks.locate.context_templates import (
 from edit_hooks.locate.values.evk_align import EVKAlignConfig, evk_term, log_noise
 from edit_hooks.locate.values.rows import FactToken, kl_row, rewriting_row
 from edit_hooks.locate.values.value_batch import MakeForward, Site, ValueProblem
-from edit_hooks.locate.values.value_optimization import ENGINES, OptimizedValue, Term, TermMaker, ValueSettings
+from edit_hooks.locate.values.value_optimization import ENGINES
+from edit_hooks.locate.values.value_steps import OptimizedValue, Term, TermMaker, ValueSettings
 from edit_hooks.modeling.architectures import num_layers
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import UnusableRequestError, refuse

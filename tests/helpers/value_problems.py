@@ -21,7 +21,7 @@ from edit_hooks.contract.tiny_models import (
     build_tokenizer,
 )
 from edit_hooks.locate.values.rows import kl_row, rewriting_row
-from edit_hooks.locate.values.value_optimization import OptimizedValue, ValueSettings
+from edit_hooks.locate.values.value_steps import OptimizedValue, ValueSettings
 
 EDIT_REQUESTS = [EditRequest(**record) for record in REQUESTS]
 

@@ -191,7 +191,7 @@ def _given_noise(request: EditRequest, num_tokens: int, width: int, config: EVKS
 class EVKTerm:
     """The EVK-Align term of one batch.
 
-    A :class:`edit_hooks.locate.values.value_optimization.Term`.
+    A :class:`edit_hooks.locate.values.value_steps.Term`.
     """
 
     name = "evk"

@@ -28,6 +28,7 @@ from edit_hooks.locate.values.value_batch import (
     recorded_activations,
 )
 from edit_hooks.modeling.architectures import architecture_of, decoder_of, unwrapped
+from edit_hooks.modeling.device.run_ahead import runs_ahead
 from edit_hooks.modeling.forward import prefix_attention
 from edit_hooks.modeling.forward.embedding_noise import noisy_embeddings
 from edit_hooks.modeling.forward.kv_cache import CACHE, group_by_length, max_padding
@@ -58,6 +59,7 @@ class RowGroup:
         rows_G: their indices in the batch.
         ids_GS, position_ids_GS: the suffix. mask_GC: 1 at tokens of prefix and suffix.
         prefix_layers: keys and values of the prefix per block; empty when no row has one.
+        room: columns behind the prefix in these layers, for the suffix; 0 where it is kept apart.
         outputs: per cached module its unedited output [G, S, d].
         noise_GSD: noise on the input embeddings, if any.
     """
@@ -67,6 +69,7 @@ class RowGroup:
     position_ids_GS: torch.Tensor
     mask_GC: torch.Tensor
     prefix_layers: list[KeysValues]
+    room: int
     outputs: list[CachedOutput]
     noise_GSD: torch.Tensor | None
 
@@ -79,7 +82,7 @@ class RowGroup:
         if not prefix_attention.is_supported(model):
             cache = DynamicCache(self.prefix_layers)
             return decoder(**inputs, **{CACHE: cache}, use_cache=True).last_hidden_state
-        with prefix_attention.cached_prefix(model, self.prefix_layers) as cache:
+        with prefix_attention.cached_prefix(model, self.prefix_layers, self.room) as cache:
             return decoder(**inputs, **{CACHE: cache}, use_cache=True).last_hidden_state
 
     def select(self, keep_G: torch.Tensor, new_row_R: torch.Tensor) -> RowGroup:
@@ -94,6 +97,7 @@ class RowGroup:
             position_ids_GS=select(self.position_ids_GS),
             mask_GC=select(self.mask_GC),
             prefix_layers=[(select(keys), select(values)) for keys, values in self.prefix_layers],
+            room=self.room,
             outputs=[output._replace(hidden=select(output.hidden)) for output in self.outputs],
             noise_GSD=None if self.noise_GSD is None else select(self.noise_GSD),
         )
@@ -164,9 +168,13 @@ class SuffixForward:
         position_ids_GS = (batch.positions_R[rows_G, None] + columns_S).clamp(max=batch.ids_RT.shape[1] - 1)
         mask_GC = (columns_S < length_G[:, None]).long()
         prefix_layers: list[KeysValues] = []
+        room = 0
         if prefix is not None and prefix.length_R[rows_G].any():
             prefix = prefix.select(rows_G)
             prefix_layers = prefix.layers
+            if runs_ahead(length_G.device) and prefix_attention.is_supported(self.model):
+                room = len(columns_S)
+                prefix_layers = prefix_attention.with_room(prefix_layers, room)
             mask_GC = torch.cat([prefix.mask_RP, mask_GC], 1)
         return RowGroup(
             rows_G=rows_G,
@@ -174,6 +182,7 @@ class SuffixForward:
             position_ids_GS=position_ids_GS,
             mask_GC=mask_GC,
             prefix_layers=prefix_layers,
+            room=room,
             outputs=[],
             noise_GSD=None if batch.noise_RTD is None else _gather_columns(batch.noise_RTD[rows_G], position_ids_GS),
         )

@@ -54,7 +54,7 @@ class LMHead(Protocol):
         """Logits [N, W] without a graph, and their vector-Jacobian product.
 
         Args:
-            tokens: a slice or W token ids; not ids of each state's own.
+            tokens: with ids of each state's own, the product takes the weights of all states, in their order.
         """
 
     def slices(self, num_states: int, max_logits: int) -> list[slice]:
@@ -142,7 +142,10 @@ class ModelHead:
 
         def vjp(weights_MW: torch.Tensor, state_M: torch.Tensor) -> torch.Tensor:
             weights_MW = weights_MW.to(weight_WD.dtype)
-            return (weights_MW if slope_NW is None else weights_MW * slope_NW[state_M]) @ weight_WD
+            weights_MW = weights_MW if slope_NW is None else weights_MW * slope_NW[state_M]
+            if weight_WD.ndim == 3:  # rows of each state's own
+                return (weights_MW[:, :, None] * weight_WD).sum(1)
+            return weights_MW @ weight_WD
 
         return logits_NW.detach(), vjp
 
@@ -217,7 +220,9 @@ class PrecomputedLogits:
 
     def logits_with_vjp(self, states_NV: torch.Tensor, tokens: TokenSelection) -> tuple[torch.Tensor, VocabVJP]:
         def vjp(weights_MW: torch.Tensor, state_M: torch.Tensor) -> torch.Tensor:
-            gradient_MV = torch.zeros(len(state_M), states_NV.shape[1]).to(weights_MW)
+            gradient_MV = weights_MW.new_zeros(len(state_M), states_NV.shape[1])
+            if isinstance(tokens, torch.Tensor) and tokens.ndim == 2:
+                return gradient_MV.scatter_add_(1, tokens.to(gradient_MV.device), weights_MW)
             gradient_MV[:, tokens] = weights_MW
             return gradient_MV
 

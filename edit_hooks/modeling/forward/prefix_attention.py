@@ -7,6 +7,10 @@ attention up to rounding: scores over the prefix and over the new tokens are con
 The prefix travels with the cache: the ``update`` of a cache layer returns the new keys with the layer's prefix
 attached, and the attention function reads it there, so models in different threads cannot see each other's prefixes.
 
+On a GPU the many small products of this form wait for their launches. There the prefix has columns for the new tokens
+behind it (:func:`with_room`), and the attention of all of them is one fused product (``sdpa``), which accumulates
+scores in float32 without float32 copies of 16-bit keys.
+
 Shapes: R rows, H query heads in G key heads, S new tokens, P prefix columns, C = P + S columns, K head width.
 """
 
@@ -28,13 +32,15 @@ from edit_hooks.modeling.support import prefix_stays_apart
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.utils.scopes import NestedStates
 
-NAME = "cached_prefix"  # of the attention implementation in transformers
+# Names of the attention implementations in transformers: of a prefix that is kept apart, and of one with room.
+NAME, FUSED_NAME = "cached_prefix", "cached_prefix_fused"
 
 
 # The attention implementation of a decoder, while this one is in its place.
 _implementations: NestedStates[nn.Module, str] = NestedStates()
 
 PREFIX = "prefix_keys_values"  # attribute of the keys that a `_PrefixLayer` returns
+FOLDED = "folded_mask"  # attribute of a mask that the layers of a pass share: the mask of their fused product
 
 
 class _PrefixLayer(DynamicLayer):
@@ -51,6 +57,37 @@ class _PrefixLayer(DynamicLayer):
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any) -> KeysValues:
         setattr(key_states, PREFIX, (self.keys, self.values))
         return key_states, value_states
+
+
+class _RoomLayer(DynamicLayer):
+    """Cache layer with a constant prefix and room for new keys and values, which every pass overwrites."""
+
+    def __init__(self, whole: KeysValues, new: int) -> None:
+        super().__init__()
+        self.whole, self.known = whole, whole[0].shape[2] - new
+        self.keys, self.values = (states[:, :, : self.known] for states in whole)
+        self.is_initialized = True
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any) -> KeysValues:
+        keys, values = self.whole
+        return _Appended.apply(key_states, keys, self.known), _Appended.apply(value_states, values, self.known)
+
+
+class _Appended(torch.autograd.Function):
+    """New states written behind a constant prefix; the gradient reaches the new ones only.
+
+    A pass overwrites the states of the pass before it, whose backward pass must be over.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, new_RGSK: torch.Tensor, whole_RGCK: torch.Tensor, known: int) -> torch.Tensor:
+        ctx.known = known
+        whole_RGCK[:, :, known:] = new_RGSK
+        return whole_RGCK.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient_RGCK: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return gradient_RGCK[:, :, ctx.known :], None, None
 
 
 def _attend(
@@ -84,6 +121,49 @@ def _attend(
     return attended.view(rows, -1, new, width).transpose(1, 2).contiguous(), None
 
 
+def _attend_fused(
+    module: Any,
+    query_RHSK: torch.Tensor,
+    key_RGCK: torch.Tensor,
+    value_RGCK: torch.Tensor,
+    attention_mask: torch.Tensor,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention function as transformers calls it, over the keys and values of prefix and new tokens together."""
+    if softcap is not None:  # sdpa cannot cap scores
+        known = key_RGCK.shape[2] - query_RHSK.shape[2]
+        new_key = key_RGCK[:, :, known:]
+        setattr(new_key, PREFIX, (key_RGCK[:, :, :known].detach(), value_RGCK[:, :, :known].detach()))
+        new_value = value_RGCK[:, :, known:]
+        return _attend(module, query_RHSK, new_key, new_value, attention_mask, scaling, softcap, **kwargs)
+    rows, heads, new, width = query_RHSK.shape
+    groups = key_RGCK.shape[1]
+    # Query heads that share a key head are adjacent: fold them into the query axis of that key head. So keys are not
+    # repeated; `enable_gqa` of sdpa has no fused kernel with a mask.
+    query = query_RHSK.reshape(rows, groups, -1, width)
+    mask = _folded_mask(attention_mask, heads // groups, query.dtype)
+    attended = nn.functional.scaled_dot_product_attention(query, key_RGCK, value_RGCK, attn_mask=mask, scale=scaling)
+    return attended.reshape(rows, heads, new, -1).transpose(1, 2).contiguous(), None
+
+
+def _folded_mask(mask_R1SC: torch.Tensor, share: int, dtype: torch.dtype) -> torch.Tensor:
+    """The mask for ``share`` query heads, one after another on the query axis: 0 or -inf, added to the scores.
+
+    Computed once for the layers of a pass. A token that sees nothing, as padding far behind a row under a sliding
+    window, sees everything: the softmax over no column is NaN, which spreads to other tokens even through zero
+    attention weights.
+    """
+    folded: torch.Tensor | None = getattr(mask_R1SC, FOLDED, None)
+    if folded is None:
+        is_seen = mask_R1SC | ~mask_R1SC.any(-1, keepdim=True)
+        # sdpa would make such a mask of a boolean one in every layer
+        folded = torch.zeros_like(is_seen, dtype=dtype).masked_fill_(~is_seen, -torch.inf).repeat(1, 1, share, 1)
+        setattr(mask_R1SC, FOLDED, folded)
+    return folded
+
+
 def _build_mask(*args: Any, **kwargs: Any) -> torch.Tensor:
     """Boolean mask [R, 1, S, C] of visible columns.
 
@@ -94,8 +174,9 @@ def _build_mask(*args: Any, **kwargs: Any) -> torch.Tensor:
 
 def _register() -> None:
     """Add the attention and its mask to the tables of transformers; idempotent."""
-    AttentionInterface.register(NAME, _attend)
-    AttentionMaskInterface.register(NAME, _build_mask)
+    for name, attend in ((NAME, _attend), (FUSED_NAME, _attend_fused)):
+        AttentionInterface.register(name, attend)
+        AttentionMaskInterface.register(name, _build_mask)
 
 
 def is_supported(model: Any) -> bool:
@@ -105,8 +186,17 @@ def is_supported(model: Any) -> bool:
     return replaceable and decoder.config._attn_implementation in ("eager", "sdpa")
 
 
+def with_room(layers: Sequence[KeysValues], new: int) -> list[KeysValues]:
+    """Keys and values of a prefix, each with ``new`` more columns behind it."""
+
+    def padded(states_RGPK: torch.Tensor) -> torch.Tensor:
+        return nn.functional.pad(states_RGPK, (0, 0, 0, new))
+
+    return [(padded(keys), padded(values)) for keys, values in layers]
+
+
 @contextlib.contextmanager
-def cached_prefix(model: Any, layers: Sequence[KeysValues]) -> Iterator[DynamicCache]:
+def cached_prefix(model: Any, layers: Sequence[KeysValues], room: int = 0) -> Iterator[DynamicCache]:
     """Let the model attend to a prefix in front of the tokens it is called with.
 
     The attention implementation of the model's config is replaced inside, so one model must not be used in two threads
@@ -114,6 +204,8 @@ def cached_prefix(model: Any, layers: Sequence[KeysValues]) -> Iterator[DynamicC
 
     Args:
         layers: keys and values [R, G, P, K] of the prefix, per block.
+        room: columns at the end of the layers that are not the prefix (:func:`with_room`), as many as the model is
+            called with; the fused form is used with them.
 
     Yields:
         The cache to call the model with. Calls do not add to it.
@@ -122,11 +214,12 @@ def cached_prefix(model: Any, layers: Sequence[KeysValues]) -> Iterator[DynamicC
     decoder: Any = block_owner(model)
     config = decoder.config
     cache = DynamicCache()
-    cache.layers = [_PrefixLayer(layer) for layer in layers]
+    cache.layers = [_RoomLayer(layer, room) if room else _PrefixLayer(layer) for layer in layers]
 
     def attend_with(implementation: str) -> None:
         config._attn_implementation = implementation
 
     own = config._attn_implementation
-    with _implementations.changed(decoder, own, lambda: attend_with(NAME), attend_with):
+    name = FUSED_NAME if room else NAME
+    with _implementations.changed(decoder, own, lambda: attend_with(name), attend_with):
         yield cache

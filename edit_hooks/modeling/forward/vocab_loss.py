@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn import functional
 
 from edit_hooks.modeling.forward.lm_head import WHOLE_VOCAB, LMHead, VocabVJP, default_max_logits
 from edit_hooks.modeling.tensors import at_least_float32
@@ -224,12 +223,17 @@ class StreamingStats:
         return rescale_N, torch.cat([p_NW, change_EW])
 
     def _move_targets_out(self, logits_NW: torch.Tensor, p_NW: torch.Tensor, tokens: slice) -> None:
-        """Store the logits of targets in this slice and zero their p, in place."""
+        """Store the logits of targets in this slice and zero their p, in place.
+
+        Without a boolean index, whose size a GPU would have to report to the host.
+        """
         column_L = self.token_L - (tokens.start or 0)
-        is_here_L = (column_L >= 0) & (column_L < logits_NW.shape[1])
-        (rows,) = is_here_L.nonzero(as_tuple=True)
-        self.target_logit_L[rows] = logits_NW[rows, column_L[rows]]
-        p_NW[rows, column_L[rows]] = 0
+        inside_L = column_L.clamp(0, logits_NW.shape[1] - 1)
+        is_here_L1, inside_L1 = (column_L == inside_L)[:, None], inside_L[:, None]
+        logit_L = logits_NW[: self.num_labels].gather(1, inside_L1)[:, 0]
+        self.target_logit_L = torch.where(is_here_L1[:, 0], logit_L, self.target_logit_L)
+        p_LW = p_NW[: self.num_labels]
+        p_LW.scatter_(1, inside_L1, p_LW.gather(1, inside_L1).masked_fill(is_here_L1, 0))
 
     @property
     def logsumexp_N(self) -> torch.Tensor:
@@ -272,12 +276,9 @@ class GradientSums:
         """
         stats, num_labels, num_states = self.stats, self.stats.num_labels, len(states_ND)
         mean_ND = self.sum_MD[:num_states] / stats.sum_exp_N[:, None]
-        # Targets by distinct token, so that repeated ones need one row of the head's weight.
-        distinct_U, index_L = stats.token_L.unique(return_inverse=True)
         missing_L1 = (stats.other_exp_L / stats.sum_exp_N[:num_labels])[:, None]
-        weights_LU = functional.one_hot(index_L, len(distinct_U)) * missing_L1
-        _, vjp = head.logits_with_vjp(states_ND[:num_labels], distinct_U)
-        label_LD = mean_ND[:num_labels] - vjp(weights_LU, self.state_M[:num_labels])
+        _, vjp = head.logits_with_vjp(states_ND[:num_labels], stats.token_L[:, None])
+        label_LD = mean_ND[:num_labels] - vjp(missing_L1, self.state_M[:num_labels])
         kl_ED = torch.zeros_like(mean_ND[num_labels:])
         if stats.original is not None:
             sum_E1 = stats.sum_exp_N[num_labels:, None]

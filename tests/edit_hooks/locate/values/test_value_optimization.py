@@ -39,13 +39,8 @@ from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, CONTEXT_TEMPLATES, NUM_LAYERS
 from edit_hooks.locate.values import rows as rows_module
 from edit_hooks.locate.values.rows import TokenRow
-from edit_hooks.locate.values.value_optimization import (
-    OptimizedValue,
-    ValueLimits,
-    ValueSettings,
-    optimize_values,
-    split_problems,
-)
+from edit_hooks.locate.values.value_optimization import ValueLimits, optimize_values, split_problems
+from edit_hooks.locate.values.value_steps import OptimizedValue, ValueSettings
 from edit_hooks.modeling.forward import lm_head
 from edit_hooks.modeling.memory import cache_bytes_per_token, free_bytes
 

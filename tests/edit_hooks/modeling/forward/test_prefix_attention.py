@@ -22,7 +22,7 @@ from edit_hooks.locate.values.value_optimization import optimize_values
 from edit_hooks.modeling.architectures import decoder_of
 from edit_hooks.modeling.forward import prefix_attention
 from edit_hooks.modeling.forward.kv_cache import CACHE
-from edit_hooks.modeling.forward.prefix_attention import cached_prefix, is_supported
+from edit_hooks.modeling.forward.prefix_attention import cached_prefix, is_supported, with_room
 from edit_hooks.modeling.forward.prefix_cache import compute_prefix_cache
 
 PREFIXES = [[5, 6, 7, 8, 9, 10], [11, 12], []]  # of unequal lengths, and one row without any
@@ -56,6 +56,12 @@ def concatenated(_model, layers):
     return contextlib.nullcontext(DynamicCache(layers))
 
 
+def fused(model, layers):
+    """The form of a GPU: a prefix with room for the new tokens."""
+    room = SUFFIXES.shape[1]
+    return cached_prefix(model, with_room(layers, room), room)
+
+
 # GPT-J's attention can be replaced from transformers 5.24 on.
 NOT_REPLACEABLE = () if Version(transformers.__version__) >= Version("5.24") else ("gptj",)
 # sdpa cannot cap logits as Gemma 2 does.
@@ -74,10 +80,10 @@ def test_a_separate_prefix_equals_a_concatenated_one(model_type, implementation)
     own = config._attn_implementation
     try:
         config._attn_implementation = implementation
-        expected, ours = run(model, concatenated), run(model, cached_prefix)
+        expected, ours = run(model, concatenated), (*run(model, cached_prefix), *run(model, fused))
     finally:
         config._attn_implementation = own
-    for tensor, other in zip(ours, expected, strict=True):
+    for tensor, other in zip(ours, expected * 2, strict=True):
         assert relative(tensor, other) < LIMIT
 
 
@@ -192,6 +198,7 @@ def test_16_bits_are_as_accurate_as_the_models_own_attention(dtype, size, bias):
     attended, _ = prefix_attention._attend(
         None, query, suffix_keys, values[:, :, known:], mask.expand(rows, 1, new, known + new)
     )
-    error = relative(attended.transpose(1, 2).double(), exact)
+    together, _ = prefix_attention._attend_fused(None, query, keys, values, mask.expand(rows, 1, new, known + new))
+    error = max(relative(states.transpose(1, 2).double(), exact) for states in (attended, together))
     # The weights of the values are rounded once more than there.
     assert error < 2 * relative(own_attention(query, *repeated).double(), exact) < 0.01

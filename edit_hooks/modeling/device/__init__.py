@@ -1,0 +1,1 @@
+"""Devices that compute while the host goes on."""

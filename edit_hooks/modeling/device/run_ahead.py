@@ -1,0 +1,40 @@
+"""Devices that run ahead: a GPU computes what was launched while the host launches more.
+
+Reading a value on the host (``item``, ``tolist``, a boolean index) lets the host wait until everything launched before
+it is computed, and then the device until the host has launched something new. Loops on such a device keep their numbers
+there and read copies one step late.
+"""
+
+from __future__ import annotations
+
+import torch
+
+KINDS = {"cuda"}  # of devices that run ahead
+
+
+def runs_ahead(device: torch.device) -> bool:
+    """Whether loops on a device should not read its values in every step."""
+    return device.type in KINDS
+
+
+class LateRead:
+    """A copy of a tensor that is on its way to the host.
+
+    Later changes of the tensor do not change it.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._arrived: torch.cuda.Event | None = None
+        if not (tensor.is_cuda and torch.cuda.is_available()):
+            self._copy = tensor.detach().to("cpu", copy=True)
+            return
+        self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._copy.copy_(tensor.detach(), non_blocking=True)
+        self._arrived = torch.cuda.Event()
+        self._arrived.record(torch.cuda.current_stream(tensor.device))
+
+    def wait(self) -> torch.Tensor:
+        """The copy, on the CPU; waits for the launches before it only."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._copy
