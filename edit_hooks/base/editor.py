@@ -18,7 +18,7 @@ from edit_hooks.base.job import ConfigT, EditJob
 from edit_hooks.base.model_support import check_targets, require_support
 from edit_hooks.base.origin import report_origin_once
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.hook_edit import HookKind, register_kinds
+from edit_hooks.deltas.hook_edit import HookEdit, HookKind, register_kinds
 from edit_hooks.deltas.placement import on_cpu, placed
 from edit_hooks.modeling.adapter_layers import has_adapter_layers
 from edit_hooks.modeling.architectures import unwrapped
@@ -243,9 +243,12 @@ class Editor(ConfiguredEditor[ConfigT]):
         """Hook: the history of a stream without what later steps do not read.
 
         A runner calls it after every step, with what it returned for the steps before and the new one. Later edits have
-        the result as their history, and must be the same bit for bit. By default the updates of the new step leave,
-        unless the editor reads them (:attr:`reads_past_updates`).
+        the result as their history, and must be the same bit for bit. By default the steps of an editor of
+        hooks become one edit without metadata, unless they have a ``stream_state``; of other editors the updates of the
+        new step leave, unless the editor reads them (:attr:`reads_past_updates`).
         """
+        if self.writes == ("hooks",) and history and not any(delta.stream_state for delta in history):
+            return [Delta(hook_edit=HookEdit.combine(delta.hook_edit for delta in history))]
         if self.reads_past_updates or not history:
             return list(history)
         return [*history[:-1], dataclasses.replace(history[-1], factors={}, dense={}, masks={})]

@@ -83,6 +83,7 @@ class AppliedDeltas:
         self._is_open = False
         self._complaint: str | None = None
         self.runtime_part: Delta | None = None
+        self._runtime_state: str | None = None  # of the hooks and contexts, a chain over what added them
 
     def __enter__(self) -> AppliedDeltas:
         if self._is_open:
@@ -111,13 +112,17 @@ class AppliedDeltas:
         """The hook edits so far, as one; ``None`` without any."""
         return None if self.runtime_part is None else self.runtime_part.hook_edit
 
-    def check(self, delta: Delta) -> None:
-        """Raise EditingError if a delta does not fit the model, or the hook edits added before it."""
+    def check(self, delta: Delta) -> HookEdit | None:
+        """Return the hook edits so far and the delta's as one.
+
+        Raises:
+            EditingError: the delta does not fit the model, or the hook edits added before it.
+        """
         _check_shapes(self.model, delta)
         if delta.hook_edit is not None:
             refuse_compiled(self.model)
             delta.hook_edit.check(self.model)
-            HookEdit.combine([self.hook_edit, delta.hook_edit])
+        hook_edit = HookEdit.combine([self.hook_edit, delta.hook_edit])
         for name in delta.parameter_names:
             full_name = parameter_name(name, self.model)
             module_name = full_name.rpartition(".")[0]
@@ -130,6 +135,7 @@ class AppliedDeltas:
                 raise EditingError(
                     f"the edit of {name} has shape {list(delta.dense[name].shape)}, the weight {list(shape)}."
                 )
+        return hook_edit
 
     @torch.no_grad()
     def add(self, delta: Delta) -> None:
@@ -145,7 +151,7 @@ class AppliedDeltas:
                 "a later scope of edits on the same model is open, whose end would undo this edit; add it there, or "
                 "leave that scope first."
             )
-        self.check(delta)
+        hook_edit = self.check(delta)
         not_written = {name: module for name in delta.parameter_names if (module := self._beside(name)) is not None}
         for name, module in not_written.items():
             self._add_to_output(name, module, delta)
@@ -160,9 +166,12 @@ class AppliedDeltas:
             self._written.pop(name, None)
             weight.copy_((at_least_float32(weight) + update).to(weight.dtype))
             self._written[name] = _LastWrite.of(weight)
-        if delta.runtime_part is not None:
-            parts = [self.runtime_part, delta.runtime_part]
-            self.runtime_part = Delta.summed([part for part in parts if part is not None])
+        if (new := delta.runtime_part) is not None:
+            before = self.runtime_part or Delta()
+            # the sum is not hashed: a stream would hash all its edits again after each
+            chain = [link for link in (self._runtime_state, new.checksum()) if link]
+            self.runtime_part = Delta(hook_edit=hook_edit, contexts=before.contexts + new.contexts)
+            self._runtime_state = chain[0] if len(chain) == 1 else key_of(chain)
 
     def _write_narrow(
         self, name: str, given_name: str, weight: torch.Tensor, update: torch.Tensor, delta: Delta
@@ -192,7 +201,7 @@ class AppliedDeltas:
     @torch.no_grad()
     def restore(self) -> None:
         """Restore the original weights, and forget the hooks and contexts; idempotent."""
-        self.runtime_part = None
+        self.runtime_part = self._runtime_state = None
         for record in (self._written, self._first, self._sums, self._changed):
             record.clear()
         while self._added:  # dropped after its removal, as the originals below
@@ -244,14 +253,18 @@ class AppliedDeltas:
         )
 
     def state(self) -> str:
-        """Fingerprint of the weights, hooks and contexts so far; ``unedited`` before the first write."""
+        """Fingerprint of the weights, hooks and contexts so far; ``unedited`` before the first write.
+
+        Hooks and contexts count by the deltas that added them, in order: the same in a resumed stream, not for a delta
+        that is the sum of others.
+        """
         if not self._originals and not self._added and self.runtime_part is None:
             return UNEDITED_STATE
         parts: dict[str, object] = {name: tensor_digest(self._parameters[name]) for name in sorted(self._originals)}
         for name, added in sorted(self._added.items()):
             parts[name] = [[list(tensor.shape), tensor_digest(tensor)] for tensor in added.tensors]
-        if self.runtime_part is not None:
-            parts["runtime_part"] = self.runtime_part.checksum()
+        if self._runtime_state is not None:
+            parts["runtime_part"] = self._runtime_state
         return key_of(parts)
 
     @torch.no_grad()

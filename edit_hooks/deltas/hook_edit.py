@@ -16,6 +16,7 @@ import abc
 import contextlib
 import copy
 import functools
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -48,7 +49,7 @@ ENTRY_POINTS = "lm_eval_editing.hook_kinds"
 @dataclass(eq=False)
 @readable
 class HookEdit:
-    """The part of an edit that acts through hooks. Compared and hashed by identity.
+    """The part of an edit that acts through hooks: a value, never changed. Compared and hashed by identity.
 
     Attributes:
         kind: name of the kind.
@@ -121,7 +122,7 @@ class HookEdit:
                 f"edits of {', '.join(f'{kind} at {module}' for kind, module in sorted(targets))} cannot be put "
                 "together; use one memory editor, at one layer, at a time."
             )
-        return edits[0] if len(edits) == 1 else kind_class(edits[0].kind).combine(edits)
+        return edits[0] if len(edits) == 1 else _sum_of(edits)
 
 
 class HookKind(abc.ABC):
@@ -219,6 +220,24 @@ class HookKind(abc.ABC):
             if state is not None:
                 setattr(selected, name, state[rows.to(state.device)])
         return selected
+
+
+def _sum_of(edits: Sequence[HookEdit]) -> HookEdit:
+    """Steps of one kind as one edit; the same object again for the last steps that were asked for.
+
+    The check of a step, the model and the history of a stream each need the sum of the same two, which can be large.
+    """
+    global _last_sum
+    terms, total = _last_sum
+    known = total() if total is not None and [term() for term in terms] == list(edits) else None
+    if known is None:
+        known = kind_class(edits[0].kind).combine(edits)
+        _last_sum = [weakref.ref(edit) for edit in edits], weakref.ref(known)
+    return known
+
+
+# The steps of the last sum, and the sum; both live as long as others hold them.
+_last_sum: tuple[list[weakref.ref[HookEdit]], weakref.ref[HookEdit] | None] = [], None
 
 
 def kind_class(kind: str) -> type[HookKind]:

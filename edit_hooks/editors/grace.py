@@ -49,7 +49,7 @@ from edit_hooks.memory.codebook import (
     replaced_positions,
     same_prompt_distance,
 )
-from edit_hooks.memory.steps import step_numbers
+from edit_hooks.memory.steps import NUM_BEFORE, step_numbers
 from edit_hooks.modeling.architectures import architecture_of, map_shape, unwrapped, weight_of
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output, record_at
 from edit_hooks.modeling.tensors import at_least_float32
@@ -204,7 +204,7 @@ class GRACE(Editor[GRACEConfig]):
             if config.engine == "fast":
                 cache_lower_blocks(model, rows, layer)
             query_RF, output_RD = _read_at_prompt_end(model, name, rows, context)
-            values_RD = output_RD if config.value_init == "warm" else _cold_values(job, name)
+            values_RD = output_RD if config.value_init == "warm" else _cold_values(job, name, earlier)
             changes = [
                 add_edit(
                     codebook, query_F.cpu(), value_D, [token for _, token in target.labels], config, same_key, rounding
@@ -258,15 +258,18 @@ def _read_at_prompt_end(
     return records["input"], records["output"]
 
 
-def _cold_values(job: EditJob[GRACEConfig], name: str) -> list[torch.Tensor]:
+def _cold_values(job: EditJob[GRACEConfig], name: str, earlier: HookEdit | None) -> list[torch.Tensor]:
     """Initial values [d] of the requests: those given, or uniform in [0, 1).
 
     Drawn from the seed and the request, so that they are the same alone and in a batch.
+
+    Args:
+        earlier: the edits before these.
     """
     config, module = job.config, job.model.get_submodule(name)
     like = at_least_float32(weight_of(module).detach()[:0])
     if isinstance(config.initial_values, dict):
-        values_ND, number = config.initial_values["values"], len(job.history)
+        values_ND, number = config.initial_values["values"], step_numbers(earlier)[NUM_BEFORE]
         if number >= len(values_ND):
             raise EditingError(
                 f"'initial_values' has {len(values_ND)} values, and this is edit {number + 1} of its stream; give one "

@@ -225,11 +225,6 @@ class MELO(Editor[MELOConfig]):
     def warnings(self, job: EditJob[MELOConfig], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
         return radius_warnings(delta.diagnostics["radius"], delta.diagnostics["query_norm"], job.model)
 
-    def condensed(self, model: nn.Module, history: Sequence[Delta]) -> list[Delta]:
-        """The database so far: every step holds all points of the clusters, so steps together grow quadratically."""
-        hook_edit = HookEdit.combine(delta.hook_edit for delta in history)
-        return [Delta(hook_edit=hook_edit)] if hook_edit else []
-
     def compute(self, job: EditJob[MELOConfig]) -> list[Delta]:
         """Train independent edits in one batch, each on its own copy of the database."""
         model, config = job.model, job.config
@@ -240,7 +235,7 @@ class MELO(Editor[MELOConfig]):
         modules = arch.all_module_names(config.modules, config.edited_layers)
         same_query, rounding = same_prompt_distance(config.same_query, model), same_prompt_distance(0.0, model)
         history = _database_after(job.history, query_name, modules, config.query_token)
-        number = Database.from_hook_edit(history).next_id
+        number = 0 if history is None else history.settings["next_block"]
         leaves = [_initial_adapter(model, name, job.requests, number, config) for name in modules]
         targets = [_target_row(job.tokenizer, request, config) for request in job.requests]
         rows = batch_rows(model, targets)

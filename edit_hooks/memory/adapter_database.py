@@ -11,6 +11,7 @@ adapted map.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
@@ -222,10 +223,12 @@ class AdapterDatabaseHooks(HookKind):
     def check(cls, model: nn.Module, hook_edit: HookEdit) -> None:
         module = target_module(model, hook_edit)
         check_width(module, hook_edit.settings["module"], hook_edit.tensors["centers"].shape[1], map_shape(module)[1])
-        for adapters in Database.from_hook_edit(hook_edit).adapters.values():
-            for name, adapter in zip(hook_edit.settings["targets"], adapters, strict=True):
-                module = target_module(model, HookEdit(hook_edit.kind, settings={"module": name}))
-                check_width(module, name, adapter.down_DK.shape[0], adapter.up_KF.shape[1])
+        for target, name in enumerate(hook_edit.settings["targets"]):
+            module = target_module(model, HookEdit(hook_edit.kind, settings={"module": name}))
+            ends = f"/{target}/up", f"/{target}/down"
+            ups, downs = ({t.shape for key, t in hook_edit.tensors.items() if key.endswith(end)} for end in ends)
+            for width_out, width_in in itertools.product({size[0] for size in downs}, {size[1] for size in ups}):
+                check_width(module, name, width_out, width_in)
 
     @classmethod
     def combine(cls, steps: Sequence[HookEdit]) -> HookEdit:

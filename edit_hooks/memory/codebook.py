@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from edit_hooks.deltas.forward_context import ForwardContext
 from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_table, on_target
 from edit_hooks.deltas.schema import Record, Schema, Tensor, list_of, one_of, require_distinct, same_length, text, whole
-from edit_hooks.memory.steps import STEP_NUMBERS, settings_of_sum
+from edit_hooks.memory.steps import STEP_NUMBERS, last_of_each, settings_of_sum
 from edit_hooks.modeling.tensors import in_widest_type
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.settings.numbers import NON_NEGATIVE
@@ -124,20 +124,14 @@ class CodebookHooks(HookKind):
     @classmethod
     def combine(cls, steps: Sequence[HookEdit]) -> HookEdit:
         """The codebook after the last step: each entry as the last step that changed it left it."""
-        entries: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]] = {}
-        for step in steps:
-            tensors = step.tensors
-            columns = (tensors["keys"], tensors["values"], tensors["radii"], step.settings["labels"])
-            entries.update(zip(tensors["index"].tolist(), zip(*columns, strict=True), strict=True))
-        numbers = sorted(entries)
-        keys, values, radii, labels = zip(*(entries[number] for number in numbers), strict=True)
-        tensors = {
-            "keys": torch.stack(keys),
-            "values": torch.stack(values),
-            "radii": torch.stack(radii),
-            "index": torch.tensor(numbers),
-        }
-        return HookEdit(steps[0].kind, tensors, {**settings_of_sum(steps), "labels": list(labels)})
+        index_N = torch.cat([step.tensors["index"] for step in steps])
+        kept_N = last_of_each(index_N)
+        tensors = {"index": index_N[kept_N]}
+        for name in ("keys", "values", "radii"):
+            tensors[name] = torch.cat([step.tensors[name] for step in steps])[kept_N]
+        labels = [label for step in steps for label in step.settings["labels"]]
+        settings = {**settings_of_sum(steps), "labels": [labels[position] for position in kept_N.tolist()]}
+        return HookEdit(steps[0].kind, tensors, settings)
 
     def transform_output(self, index: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
         entry_RT = self._entries(index, x_RTF)

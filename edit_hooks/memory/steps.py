@@ -11,6 +11,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.deltas.schema import whole
 from edit_hooks.utils.errors import EditingError
@@ -23,6 +25,13 @@ def step_numbers(earlier: HookEdit | None) -> dict[str, int]:
     """Settings of an edit after ``earlier``."""
     before = 0 if earlier is None else earlier.settings[NUM_EDITS]
     return {NUM_BEFORE: before, NUM_EDITS: before + 1}
+
+
+def last_of_each(number_N: torch.Tensor) -> torch.Tensor:
+    """Position of the last occurrence of every number, by ascending number."""
+    distinct_M, place_N = number_N.unique(return_inverse=True)
+    positions_N = torch.arange(len(number_N))
+    return torch.zeros_like(distinct_M).scatter_reduce_(0, place_N, positions_N, "amax")
 
 
 def settings_of_sum(steps: Sequence[HookEdit], after: str = NUM_EDITS) -> dict[str, Any]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +26,9 @@ from edit_hooks.store.store import Store
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 # What makes the edits of a tiny model quick.
-QUICK = {"context_templates": ["{}"], "num_steps": 2, "layers": [1]}
+QUICK = {"context_templates": ["{}"], "num_steps": 1, "layers": [1]}
+HOMES = ("Velm", "Karsk", "Rome", "Paris", "Kyoto", "Lisbon", "London")
+OF_EDITORS: dict[str, dict[str, Any]] = {"memit": {"carry_keys": True}}
 
 
 class Section(NamedTuple):
@@ -47,9 +52,9 @@ class Section(NamedTuple):
 
 
 def requests(count: int) -> list[EditRequest]:
-    """As many facts with subjects of their own."""
+    """As many facts with subjects of their own; memories merge neighbors only if their targets agree."""
     return [
-        EditRequest(prompt="The home of {} is", subject=f"Person {number}", target_new="Velm")
+        EditRequest(prompt="The home of {} is", subject=f"Person {number}", target_new=HOMES[number % len(HOMES)])
         for number in range(count)
     ]
 
@@ -100,6 +105,41 @@ def measure(stream: EditStream, num_sections: int, kill_at: int | None = None) -
     return sections
 
 
+def quick_settings(editor: str) -> dict[str, Any]:
+    """Those of :data:`QUICK` that the editor has, and of :data:`OF_EDITORS`."""
+    known = contract_settings(editor_class(editor))
+    return {**{name: value for name, value in QUICK.items() if name in known}, **OF_EDITORS.get(editor, {})}
+
+
+def resumes(editor: str, whole: EditStream, kill_at: int) -> bool:
+    """Whether a process that is killed after a step, and another one that resumes, reach the weights of ``whole``."""
+    num_steps = kill_at + max(kill_at // 4, 1)
+    facts = [group[0] for group in whole.plan.groups[:num_steps]]
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--editor", editor, "--steps", str(num_steps), "--store", folder, "--kill-at", str(kill_at)]
+        killed = subprocess.run([sys.executable, __file__, *options], stdout=subprocess.DEVNULL)
+        if killed.returncode != -signal.SIGKILL:
+            raise RuntimeError(f"the process to be killed ended with {killed.returncode}")
+        resumed = stream_of(editor, quick_settings(editor), facts, Path(folder))
+        resumed.make()
+    return resumed.final_state == whole.state_after(num_steps - 1)
+
+
+def record_of(args: argparse.Namespace, editor: str, stream: EditStream, sections: list[Section]) -> dict[str, Any]:
+    """The measurement of one editor, JSON-able."""
+    record: dict[str, Any] = {
+        "editor": editor,
+        "settings": quick_settings(editor),
+        "sections": [section._asdict() for section in sections],
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "versions": {name: version(name) for name in ("torch", "transformers")},
+        "cores": os.cpu_count(),
+    }
+    if args.check_resume:
+        record |= {"killed_at": args.check_resume, "resumed": resumes(editor, stream, args.check_resume)}
+    return record
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--editor", default="alphaedit")
@@ -107,16 +147,26 @@ def main() -> None:
     parser.add_argument("--sections", type=int, default=10)
     parser.add_argument("--store", type=Path, help="keep the steps there, and resume from it; default: a temporary one")
     parser.add_argument("--kill-at", type=int, help="end by SIGKILL after this many steps; run again to resume")
+    parser.add_argument(
+        "--check-resume", type=int, help="also: end a process after this many steps, resume, compare the weights"
+    )
+    parser.add_argument("--results", type=Path, help="JSON file; the measurement replaces that of the editor in it")
     args = parser.parse_args()
-    quick = {k: v for k, v in QUICK.items() if k in contract_settings(editor_class(args.editor))}
     with tempfile.TemporaryDirectory() as folder:
-        stream = stream_of(args.editor, quick, requests(args.steps), args.store or Path(folder))
+        facts, store = requests(args.steps), args.store or Path(folder)
+        stream = stream_of(args.editor, quick_settings(args.editor), facts, store)
         sections = measure(stream, args.sections, args.kill_at)
     for section in sections:
         print(section)
     half = sections[len(sections) // 2 :]
     growth = [max(part) / min(part) - 1 for part in zip(*((s.seconds, s.memory) for s in half), strict=True)]
     print(f"LONG_STREAM seconds=+{growth[0]:.1%} memory=+{growth[1]:.1%} state={stream.final_state}")
+    if args.results or args.check_resume:
+        record = record_of(args, args.editor, stream, sections)
+        print("resumed:", record.get("resumed"))
+    if args.results:
+        kept = json.loads(args.results.read_text()) if args.results.exists() else {}
+        args.results.write_text(json.dumps({**kept, args.editor: record}, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

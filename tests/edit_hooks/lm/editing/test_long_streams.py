@@ -6,13 +6,26 @@ import importlib
 import sys
 
 import pytest
+import torch
 from paths import ROOT
 
+from edit_hooks.deltas import apply as apply_module
+from edit_hooks.deltas.hook_edit import kind_class
 from edit_hooks.lm.editing import memory_limit, stream_state
 from edit_hooks.lm.editing import stream as stream_module
 from edit_hooks.lm.editing.stream_state import GrowthWatch, StreamState
 from edit_hooks.modeling.tensors import read_tensors
 
+CHECKSUM = apply_module.Delta.checksum
+VALUES = torch.arange(64.0).reshape(2, 32)
+KINDS = {
+    "grace": "codebook",
+    "neural_db": "residual_table",
+    "memoir": "column_memory",
+    "melo": "adapter_database",
+    "wise": "side_memory",
+    "defer": "gated_predictor",
+}
 SCRIPT = ROOT / "scripts" / "perf" / "long_streams.py"
 
 
@@ -74,6 +87,43 @@ def test_the_state_of_a_long_stream_does_not_grow(editor, settings, state, long_
     states = [stream.state_after(step) for step in range(36)]
     stream.visit(lambda step, runtime_part: None)  # checks the fingerprint after every step
     assert [stream.state_after(step) for step in range(36)] == states
+
+
+@pytest.mark.parametrize("editor", KINDS)
+def test_every_step_of_a_memory_takes_one_sum_of_two(editor, long_streams, monkeypatch):
+    """What a step costs in bookkeeping does not grow with the steps before it, and the sum is that of all steps."""
+    kind = kind_class(KINDS[editor])
+    combine, terms = vars(kind)["combine"].__func__, []
+
+    def counted(cls, steps):
+        terms.append(len(steps))
+        return combine(cls, steps)
+
+    monkeypatch.setattr(kind, "combine", classmethod(counted))
+    hashed = []
+    monkeypatch.setattr(apply_module.Delta, "checksum", lambda delta: hashed.append(delta) or CHECKSUM(delta))
+    stream = long_streams.stream_of(editor, long_streams.quick_settings(editor), long_streams.requests(5), None)
+    stream.make()
+    assert terms == [2] * 4
+    (carried,) = stream._carried.history
+    assert carried.hook_edit.settings["num_before"] == 0
+    assert not any(delta.hook_edit is carried.hook_edit for delta in hashed)
+    whole = combine(kind, [stream.whole(step).hook_edit for step in range(5)])
+    assert whole.settings == carried.hook_edit.settings
+    assert whole.tensors.keys() == carried.hook_edit.tensors.keys()
+    for name, tensor in whole.tensors.items():
+        assert torch.equal(tensor, carried.hook_edit.tensors[name]), name
+
+
+def test_given_values_are_counted_over_the_stream(long_streams):
+    """GRACE counts by the edits of the codebook, since the history of a stream is one edit."""
+    settings = {"layers": [1], "num_steps": 1, "lr": 1e-9, "value_init": "cold", "initial_values": {"values": VALUES}}
+    stream = long_streams.stream_of("grace", settings, long_streams.requests(3), None)
+    stream.make()
+    (reason,) = stream.unusable.values()
+    assert "this is edit 3 of its stream" in reason
+    for step in range(2):
+        assert torch.allclose(stream.whole(step).hook_edit.tensors["values"][-1], VALUES[step], atol=1e-6)
 
 
 def test_a_state_that_an_interrupt_lost_is_made_again(long_streams, tmp_path, monkeypatch):
