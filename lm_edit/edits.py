@@ -18,6 +18,7 @@ from edit_hooks.assets.demo_name import DEMO_NAME
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.saving.export import export_merged, export_peft
+from edit_hooks.deltas.saving.gguf_adapter import export_gguf, gguf_architecture
 from edit_hooks.deltas.saving.saved import check_base, read_deltas, save_edits, saved_files, step_start, stream_folder
 from edit_hooks.deltas.saving.truncation import adapter_name, editor_of, rank_of_edit, truncated
 from edit_hooks.edit_report import EditReport
@@ -32,7 +33,8 @@ from edit_hooks.utils.storage.outputs import check_output_folder
 
 Grouping = Literal["independent", "joint", "sequential"]
 
-FORMATS = ("peft", "merged")
+FORMATS = ("peft", "gguf", "merged")
+ADAPTERS = ("peft", "gguf")
 
 
 class SavedEdit(NamedTuple):
@@ -188,7 +190,7 @@ def export_edits(
 
     Args:
         paths: delta files, and folders of streams.
-        file_format: ``peft`` (adapter) or ``merged`` (checkpoint).
+        file_format: ``peft`` or ``gguf`` (adapters), or ``merged`` (checkpoint).
         rank: of an adapter, at most; what is left out is measured.
 
     Raises:
@@ -197,11 +199,13 @@ def export_edits(
     """
     if file_format not in FORMATS:
         raise EditingError(f"format {file_format!r} is unknown. Accepted: {', '.join(FORMATS)}.")
-    if rank is not None and file_format != "peft":
+    if rank is not None and file_format not in ADAPTERS:
         raise EditingError(f"--rank {rank} is for an adapter (--format peft); a checkpoint holds the whole edit.")
     out = check_output_folder(out)
     files = [file for path in paths for file in saved_files(path)]  # refused before a model is loaded
     lm = EditedHFLM(**model_options, mode="none")
+    if file_format == "gguf":
+        gguf_architecture(lm.config)
     base = _describe_model(lm)
     deltas = read_deltas(paths, lm.model, lm.identity)
     wrecked = tuple(file.name for file, one in zip(files, deltas, strict=True) if one.effects.wrecked)
@@ -210,17 +214,21 @@ def export_edits(
     check_base(delta, lm.model, lm.identity, "the edit")
     AppliedDeltas(lm.model).check(delta)
     sum_nlls = _nlls_in_sum(lm, deltas, delta)
-    if file_format == "peft":
+    loadable = paths[0] if len(paths) == 1 else stream_folder(paths)
+    if file_format in ADAPTERS:
         truncation = None
         if rank is not None and delta.is_low_rank and delta.factors and rank_of_edit(delta) > rank:
             requests = [EditRequest.from_dict(one) for part in deltas for one in part.meta.get("requests", ())]
             delta, truncation = _truncate(lm, delta, rank, requests)
-        revision = None if (given := model_options.get("revision")) is None else str(given)
-        folder = export_peft(delta, out, base_model=None if lm.is_demo else str(lm.pretrained), revision=revision)
-        name = adapter_name(editor_of(delta.meta), delta.checksum())
-        return EditExport(folder, out, True, wrecked, AdapterFacts(name, rank_of_edit(delta), truncation), sum_nlls)
+        if file_format == "gguf":
+            folder, used = export_gguf(delta, lm.config, out), None if truncation else loadable
+        else:
+            revision = None if (given := model_options.get("revision")) is None else str(given)
+            base_model = None if lm.is_demo else str(lm.pretrained)
+            folder, used = export_peft(delta, out, base_model=base_model, revision=revision), out
+        facts = AdapterFacts(adapter_name(editor_of(delta.meta), delta.checksum()), rank_of_edit(delta), truncation)
+        return EditExport(folder, used, True, wrecked, facts, sum_nlls)
     folder = export_merged(lm.model, lm.tokenizer, delta, out)
-    loadable = paths[0] if len(paths) == 1 else stream_folder(paths)
     return EditExport(folder, loadable, delta.is_low_rank, wrecked, sum_nlls=sum_nlls)
 
 
@@ -266,11 +274,11 @@ def _truncate(lm: EditedHFLM, delta: Delta, rank: int, requests: Sequence[EditRe
 
 
 def _formats_of(delta: Delta, *, is_quantized: bool) -> tuple[str, ...]:
-    """The formats that can hold an edit; none for hooks and contexts, and no checkpoint of quantized weights."""
+    """The formats that can hold an edit of any family; none for hooks and contexts, none merged if quantized."""
     if delta.runtime_part is not None or not delta.parameter_names:
         return ()
     can_hold = {"peft": delta.is_low_rank, "merged": not is_quantized}
-    return tuple(name for name in FORMATS if can_hold[name])
+    return tuple(name for name, holds in can_hold.items() if holds)
 
 
 def _describe_model(lm: EditedHFLM) -> dict[str, Any]:

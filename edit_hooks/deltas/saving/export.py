@@ -56,19 +56,14 @@ def export_peft(delta: Delta, folder: str | Path, base_model: str | None = None,
     Raises:
         EditingError: the edit is not a sum of low-rank updates, changes no weight, or the folder is not empty.
     """
-    _require_low_rank(delta)
+    rank, matrices = adapter_matrices(delta)
     target = check_output_folder(folder)
-    factors = {name: _with_minimal_rank(factor) for name, factor in delta.factors.items()}
-    transposed = {factor.transposed for factor in factors.values()}
+    transposed = {factor.transposed for factor in delta.factors.values()}
     if len(transposed) > 1:
         raise EditingError("the edit mixes weights of both orientations, which one adapter cannot; export it merged.")
-    # One rank for all modules (padded with zeros): not every reader supports rank_pattern.
-    rank = max(factor.left.shape[1] for factor in factors.values())
     tensors = {}
-    for name, factor in factors.items():
-        padded_A = nn.functional.pad(factor.right.T.float(), (0, 0, 0, rank - factor.right.shape[1]))
-        padded_B = nn.functional.pad(factor.left.float(), (0, rank - factor.left.shape[1]))
-        tensors[f"{PREFIX}{name}.lora_A.weight"], tensors[f"{PREFIX}{name}.lora_B.weight"] = padded_A, padded_B
+    for name, (a_KF, b_DK) in matrices.items():
+        tensors[f"{PREFIX}{name}.lora_A.weight"], tensors[f"{PREFIX}{name}.lora_B.weight"] = a_KF, b_DK
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -79,18 +74,37 @@ def export_peft(delta: Delta, folder: str | Path, base_model: str | None = None,
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": transposed == {True},
-        "target_modules": sorted(factors),  # complete names: no other module can match
+        "target_modules": sorted(matrices),  # complete names: no other module can match
         "inference_mode": True,
         "use_rslora": False,
         "use_dora": False,
         "rank_pattern": {},
         "alpha_pattern": {},
     }
-    with _new_folder(target) as work:
-        write_tensors(work / WEIGHTS_NAME, {name: tensor.cpu() for name, tensor in tensors.items()}, {"format": "pt"})
+    with new_folder(target) as work:
+        write_tensors(work / WEIGHTS_NAME, tensors, {"format": "pt"})
         _write_json(work / CONFIG_NAME, config)
-        _write_json(work / ORIGIN_NAME, _origin(delta))
+        write_origin(work, delta)
     return target
+
+
+def adapter_matrices(delta: Delta) -> tuple[int, dict[str, tuple[torch.Tensor, torch.Tensor]]]:
+    """The rank of an adapter, and A [K, F] and B [D, K] by module, float32 on the CPU: the update is B A.
+
+    All modules have one rank, padded with zeros: not every reader supports several.
+
+    Raises:
+        EditingError: the edit is not a sum of low-rank updates, or changes no weight.
+    """
+    _require_low_rank(delta)
+    factors = {name: _with_minimal_rank(factor) for name, factor in delta.factors.items()}
+    rank = max(factor.left.shape[1] for factor in factors.values())
+    matrices = {}
+    for name, factor in factors.items():
+        a_KF = nn.functional.pad(factor.right.T.float(), (0, 0, 0, rank - factor.right.shape[1]))
+        b_DK = nn.functional.pad(factor.left.float(), (0, rank - factor.left.shape[1]))
+        matrices[name] = a_KF.cpu(), b_DK.cpu()
+    return rank, matrices
 
 
 def export_merged(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, delta: Delta, folder: str | Path) -> Path:
@@ -112,7 +126,7 @@ def export_merged(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, de
         )
     _require_weights(delta)
     target = check_output_folder(folder)
-    with _new_folder(target) as work, _untied_head(model, delta), AppliedDeltas(model) as applied:
+    with new_folder(target) as work, _untied_head(model, delta), AppliedDeltas(model) as applied:
         applied.add(delta)
         if applied.adds_to_outputs:
             as_adapter = (
@@ -128,7 +142,7 @@ def export_merged(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, de
         finally:
             vars(model.config).update(config)  # save_pretrained writes the class's name into the configuration
         tokenizer.save_pretrained(work)
-        _write_json(work / ORIGIN_NAME, _origin(delta))
+        write_origin(work, delta)
     return target
 
 
@@ -256,10 +270,11 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json_text(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _origin(delta: Delta) -> dict[str, Any]:
+def write_origin(folder: Path, delta: Delta) -> None:
+    """Write where an exported edit comes from beside it."""
     checksum = delta.checksum()
     name = adapter_name(editor_of(delta.meta), checksum)
-    return {"meta": shared_meta(delta.meta), "checksum": checksum, "name": name}
+    _write_json(folder / ORIGIN_NAME, {"meta": shared_meta(delta.meta), "checksum": checksum, "name": name})
 
 
 def shared_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -292,7 +307,7 @@ def _read_origin(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
+def new_folder(folder: Path) -> Iterator[Path]:
     """A temporary sibling that is renamed to ``folder`` if the block succeeds and removed otherwise."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")

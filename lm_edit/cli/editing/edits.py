@@ -164,7 +164,8 @@ def _model_words(options: Mapping[str, object]) -> str:
 def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("deltas", nargs="+", help="saved edits or folders of streams, added up in this order")
     add_model_arguments(parser)
-    parser.add_argument("--format", required=True, choices=("peft", "merged"), help="LoRA adapter or full checkpoint")
+    formats = "LoRA adapter of peft or, for llama.cpp, in GGUF; or full checkpoint"
+    parser.add_argument("--format", required=True, choices=("peft", "gguf", "merged"), help=formats)
     parser.add_argument("--out", required=True, help="new folder")
     parser.add_argument(
         "--rank", type=whole(), help="of an adapter, at most: the nearest update of that rank, with the error it makes"
@@ -185,8 +186,13 @@ def _run_export(args: argparse.Namespace) -> int:
     if sum_nlls is not None:
         say(f"NLL of the edits' targets: {sum_nlls[0]:.3f} each edit alone, {sum_nlls[1]:.3f} in the sum")
     if adapter is not None:
-        _print_adapter(adapter, folder, str(whole.get("pretrained", "")))
-    if is_adapter and "peft" in of_model:
+        _print_truncation(adapter)
+    if adapter is not None and is_adapter:
+        _print_serving(adapter, folder, str(whole.get("pretrained", "")))
+    if args.format == "gguf":
+        base = args.pretrained if str(args.pretrained).endswith(".gguf") else "<base model>.gguf"
+        say(f"serve: llama-server -m {shlex.quote(base)} --lora {shlex.quote(str(folder / 'adapter.gguf'))}")
+    elif is_adapter and "peft" in of_model:
         say(f"stock models load one adapter: merge {of_model['peft']} into the model before loading this one")
     else:
         say(f"lm-eval's own tasks: lm_eval --model hf --model_args {_model_words(whole)} --tasks ...")
@@ -198,10 +204,8 @@ def _run_export(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_adapter(adapter: AdapterFacts, folder: Path, base: str) -> None:
-    """What a smaller rank has changed, and the command that serves the adapter."""
-    from edit_hooks.deltas.saving.truncation import VLLM_DEFAULT, VLLM_RANKS, vllm_words
-
+def _print_truncation(adapter: AdapterFacts) -> None:
+    """What a smaller rank has changed."""
     if (cut := adapter.truncation) is not None:
         share = f"up to {cut.left_out:.1%} of an update's norm is left out"
         say(f"truncated from rank {cut.rank} to {adapter.rank}: {share}")
@@ -210,6 +214,12 @@ def _print_adapter(adapter: AdapterFacts, folder: Path, base: str) -> None:
             columns.insert(0, ("NLL of the edits' targets", cut.target_nlls))
         for what, (whole, smaller) in columns:
             say(f"{what}: {whole:.3f} whole, {smaller:.3f} truncated")
+
+
+def _print_serving(adapter: AdapterFacts, folder: Path, base: str) -> None:
+    """What the rank means for vLLM, and the command that serves the adapter."""
+    from edit_hooks.deltas.saving.truncation import VLLM_DEFAULT, VLLM_RANKS, vllm_words
+
     say(vllm_words(adapter.rank))
     if adapter.rank > VLLM_RANKS[-1]:
         return
