@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
@@ -20,6 +20,8 @@ from edit_hooks.modeling.forward.lm_head import LMHead
 from edit_hooks.modeling.hooks import hooks, on_input, on_output, record_at
 
 Site = Literal["mlp", "block"]
+
+LABEL_STEP = 64  # of numbers of labels in buckets: the head of a model takes as long for 64 as for one
 
 
 # The rewriting rows of an edit, the bare prompt first, and its KL row.
@@ -87,6 +89,25 @@ class ValueBatch:
             kl_row_E=new_row_R[self.kl_row_E[keep_E]],
             noise_RTD=None if self.noise_RTD is None else self.noise_RTD[rows],
         )
+
+    def with_labels_in_buckets(self) -> ValueBatch:
+        """The batch with a multiple of :data:`LABEL_STEP` labels; the others are token 0 after the first label's place.
+
+        Their losses are computed and belong to no edit.
+        """
+        missing = -len(self.label_token_L) % LABEL_STEP
+        row_L, column_L = (
+            torch.cat([of_L, of_L[:1].expand(missing)]) for of_L in (self.label_row_L, self.label_column_L)
+        )
+        token_L = padded_to_step(self.label_token_L, 0, LABEL_STEP)
+        return replace(self, label_row_L=row_L, label_column_L=column_L, label_token_L=token_L)
+
+
+def padded_to_step(tensor: torch.Tensor, axis: int, step: int) -> torch.Tensor:
+    """A tensor with zeros at the end of an axis, whose size is a multiple of ``step``."""
+    missing = -tensor.shape[axis] % step
+    shape = [*tensor.shape[:axis], missing, *tensor.shape[axis + 1 :]]
+    return torch.cat([tensor, tensor.new_zeros(shape)], axis) if missing else tensor
 
 
 @dataclass

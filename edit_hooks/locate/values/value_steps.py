@@ -15,7 +15,14 @@ from typing import Protocol
 
 import torch
 
-from edit_hooks.locate.values.value_batch import Site, SiteActivations, ValueBatch, ValueForward
+from edit_hooks.locate.values.value_batch import (
+    LABEL_STEP,
+    Site,
+    SiteActivations,
+    ValueBatch,
+    ValueForward,
+    padded_to_step,
+)
 from edit_hooks.modeling.forward.vocab_loss import OriginalLogits, vocab_losses
 
 ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
@@ -255,6 +262,13 @@ class GatheredLabels:
         is_label_EM = columns_M < labels_E[:, None]
         index_EM = edit_L.argsort(stable=True)[torch.where(is_label_EM, start_E1 + columns_M, start_E1)]
         return cls(index_EM, is_label_EM, _label_counts(batch)[index_EM])
+
+    def in_buckets(self) -> GatheredLabels:
+        """With room for as many labels of an edit as a multiple of :data:`LABEL_STEP`."""
+        index_EM = padded_to_step(self.index_EM, 1, LABEL_STEP)
+        index_EM = torch.where(padded_to_step(self.is_label_EM, 1, LABEL_STEP), index_EM, self.index_EM[:, :1])
+        is_label_EM = padded_to_step(self.is_label_EM, 1, LABEL_STEP)
+        return GatheredLabels(index_EM, is_label_EM, padded_to_step(self.count_EM, 1, LABEL_STEP).clamp(min=1))
 
     def __call__(self, nll_L: torch.Tensor, like_E: torch.Tensor) -> torch.Tensor:
         weighted_EM = nll_L.to(like_E)[self.index_EM] / self.count_EM

@@ -9,11 +9,13 @@ Shapes: R rows, T columns, P prefix columns, H key heads, K head width.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from transformers import DynamicCache
 
 from edit_hooks.modeling.architectures import decoder_of, input_device
@@ -55,6 +57,11 @@ class PrefixCache:
             for keys, values in self.layers
         ]
         return PrefixCache(layers, length_R)
+
+    def widened(self, columns: int) -> PrefixCache:
+        """The cache with more columns of padding in front."""
+        pad = functools.partial(nn.functional.pad, pad=(0, 0, columns, 0))
+        return PrefixCache([(pad(keys), pad(values)) for keys, values in self.layers], self.length_R)
 
     def repeated(self, rows: int) -> PrefixCache:
         """The cache of a single row, for ``rows`` rows; the memory is shared."""

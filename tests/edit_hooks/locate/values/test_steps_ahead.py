@@ -12,6 +12,7 @@ import torch
 from edit_runs import edits
 from host_reads import HostReads, ahead_on_a_cpu
 from pretended_device import move_model, pretended_device
+from recorded_operations import recorded_on_a_cpu
 from value_problems import EDIT_REQUESTS, LIMIT, SETTINGS, assert_same_values, keep_wide, loaded, problem
 
 from edit_hooks.contract.subject import Subject, distance
@@ -20,6 +21,7 @@ from edit_hooks.locate.values import steps_ahead, suffix_forward
 from edit_hooks.locate.values.steps_ahead import _Batch
 from edit_hooks.locate.values.value_optimization import optimize_values
 from edit_hooks.locate.values.value_steps import GatheredLabels, mean_over_labels
+from edit_hooks.modeling.device import run_ahead
 
 
 @pytest.fixture(autouse=True)
@@ -105,3 +107,66 @@ def test_editors_make_the_same_edits(editor):
     with ahead_on_a_cpu():
         found = edits(subject, subject.model, {})
     assert max(map(distance, found, expected)) < LIMIT
+
+
+# -- recorded steps ----------------------------------------------------------------------------------------------------
+
+
+def alone(model, problems, settings=SETTINGS):
+    """A stream of single edits."""
+    return [optimize_values(model, [one], settings)[0] for one in problems]
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_recorded_steps_make_the_same_values(model_type):
+    """Of single edits, whose shapes are in few buckets, and of several together; also on changed weights."""
+    model = build_model(model_type, dtype=torch.float64)
+    tokenizer = loaded(model_type)[1]
+    problems = [problem(tokenizer, request, ["{}", "The band released. {}"]) for request in EDIT_REQUESTS]
+    num_captures = []
+    with recorded_on_a_cpu() as recorder:
+        for _ in range(2):
+            assert_same_values(alone(model, problems), with_plain_steps(alone, model, problems), LIMIT)
+            num_captures.append(recorder.num_captures)
+            with torch.no_grad():
+                model.get_input_embeddings().weight.mul_(1.1)
+                model.get_submodule("model.layers.2.mlp.down_proj").weight.mul_(0.9)
+        together = optimize_values(model, problems, SETTINGS)
+        assert_same_values(together, with_plain_steps(optimize_values, model, problems, SETTINGS), LIMIT)
+    assert num_captures[0] < len(problems) and num_captures[1] == num_captures[0], "recordings are not used again"
+    assert recorder.num_replays > 3 * len(problems)
+
+
+def with_plain_steps(function, *args):
+    """What a function returns outside of the recording scope."""
+    with mock.patch.object(run_ahead, "KINDS", {"cuda"}):
+        return function(*args)
+
+
+def test_recorded_edits_stop_at_their_step():
+    """Midway, with edits that go on."""
+    model, tokenizer = loaded("llama")
+    problems = [problem(tokenizer, request) for request in EDIT_REQUESTS]
+    slow = dataclasses.replace(SETTINGS, lr=0.05, early_stop_loss=0.0)
+    settings = dataclasses.replace(slow, early_stop_loss=between(optimize_values(model, problems, slow), 2))
+    expected = optimize_values(model, problems, settings)
+    with recorded_on_a_cpu() as recorder:
+        assert_same_values(optimize_values(model, problems, settings), expected, LIMIT)
+    assert recorder.num_captures == 1 and len({value.num_updates for value in expected}) > 1
+
+
+def test_steps_that_cannot_be_recorded_run_as_before(caplog):
+    model, tokenizer = loaded("llama")
+    problems = [problem(tokenizer, request) for request in EDIT_REQUESTS[:2]]
+    expected = alone(model, problems)
+    with recorded_on_a_cpu(RuntimeError("not permitted")), caplog.at_level("WARNING"):
+        assert_same_values(alone(model, problems), expected, LIMIT)
+    assert len(caplog.records) == 1
+
+
+def test_large_batches_are_not_recorded(monkeypatch):
+    monkeypatch.setattr(suffix_forward, "RECORDED_TOKENS", 8)
+    model, tokenizer = loaded("llama")
+    with recorded_on_a_cpu() as recorder:
+        alone(model, [problem(tokenizer, EDIT_REQUESTS[0])])
+    assert recorder.num_captures == 0
