@@ -76,6 +76,8 @@ MORE: dict[str, EditorRow] = {
     "kn": EditorRow("edit_hooks.editors.kn:KN"),
     "mend": EditorRow("edit_hooks.editors.mend:MEND"),
     "serac": EditorRow("edit_hooks.editors.serac:SERAC", CONTEXT),
+    "unke": EditorRow("edit_hooks.editors.unke:UnKE"),
+    "any_edit": EditorRow("edit_hooks.editors.any_edit:AnyEdit"),
 }
 EDITORS: dict[str, EditorRow] = CORE | MORE
 

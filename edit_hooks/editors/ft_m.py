@@ -134,14 +134,7 @@ class FineTuningEditor(Editor[FTConfigT]):
     def target_modules(self, config: FTConfigT, model: nn.Module) -> list[str]:
         if config.trained == "rewrite":
             return super().target_modules(config, model)
-        arch = architecture_of(model)
-        blocks = [arch.block_name(layer) for layer in config.edited_layers]
-        return [
-            name
-            for block in blocks
-            for name, module in model.get_submodule(block).named_modules(prefix=block)
-            if is_linear_map(module)
-        ]
+        return maps_of_blocks(model, config.edited_layers)
 
     def footprint(self, config: FTConfigT, model: nn.Module) -> Footprint:
         names, first = self.target_modules(config, model), min(config.edited_layers)
@@ -187,6 +180,18 @@ class FTM(FineTuningEditor[FTConfig]):
     config_class = FTConfig
     config_folders = ("ft_m",)
     contract_settings: ClassVar[Settings] = {"layers": [1], "num_steps": 8, "lr": 5e-3}
+
+
+def maps_of_blocks(model: nn.Module, layers: Sequence[int]) -> list[str]:
+    """Names of all linear maps of some blocks."""
+    arch = architecture_of(model)
+    blocks = [arch.block_name(layer) for layer in layers]
+    return [
+        name
+        for block in blocks
+        for name, module in model.get_submodule(block).named_modules(prefix=block)
+        if is_linear_map(module)
+    ]
 
 
 def _train(job: EditJob[FTConfigT], rows: Sequence[LabeledRow], rule: TrainingRule[FTConfigT]) -> Delta:

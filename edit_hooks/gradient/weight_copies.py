@@ -132,6 +132,11 @@ class BlockCopies:
                 module.__dict__[leaf] = self.leaves[name].to(getattr(own[name], "dtype", None))
             yield
 
+    def has_matrix(self, name: str) -> bool:
+        """Whether the module of a parameter has a matrix; norms have none."""
+        owner, _ = self._owners[name]
+        return any(self.start[other].dim() > 1 for other, (module, _) in self._owners.items() if module is owner)
+
     @torch.no_grad()
     def project(self, radius: float | None) -> None:
         """Clip every entry to the l-infinity ball around its initial value."""

@@ -16,6 +16,7 @@ METHODS = ("bird", "defer", "emmet", "melo", "pmet", "simie", "ultraedit")
 # Method -> runs on tiny-gpt2 and on tiny-llama.
 NUM_PACKED = {
     "alphaedit": (6, 6),
+    "any_edit": (0, 3),
     "bird": (12, 12),
     "causal-trace": (4, 0),
     "crisp_edit": (2, 3),
@@ -46,6 +47,7 @@ NUM_PACKED = {
     "simie": (3, 5),
     "stream-equals-batch": (2, 2),
     "ultraedit": (4, 4),
+    "unke": (0, 3),
     "wise": (4, 5),
 }
 SHARED = {"null_dims", "network", "pool"}  # entries that are no runs

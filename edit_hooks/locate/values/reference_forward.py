@@ -63,6 +63,8 @@ class ReferenceForward:
             rows = torch.arange(len(hidden_RTD), device=hidden_RTD.device)
             columns = batch.positions_R.to(hidden_RTD.device)
             offset_RD = delta_ED[batch.edit_R].to(hidden_RTD.device, hidden_RTD.dtype)
+            if batch.held_RTD is not None:
+                hidden_RTD = hidden_RTD + batch.held_RTD.to(hidden_RTD)
             return hidden_RTD + torch.zeros_like(hidden_RTD).index_put((rows, columns), offset_RD)
 
         return add

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.modeling.tokens import Encoding, encode, first_token_past, require_eos, tokens_in_span
@@ -27,12 +28,14 @@ class TokenRow:
         position: index of the fact token, where the value is read and the offset is added.
         labels: (position, token id) pairs: the logits at ``position`` should predict ``token id``.
         prompt_length: number of leading ids that belong to the prompt (context and special tokens included).
+        held: (position, offset [d]) pairs: offsets at the site that stay, at positions before the fact token.
     """
 
     ids: tuple[int, ...]
     position: int
     labels: tuple[tuple[int, int], ...] = ()
     prompt_length: int = 0
+    held: tuple[tuple[int, torch.Tensor], ...] = field(default=(), compare=False)
 
 
 def fact_position(encoding: Encoding, span: tuple[int, int], prompt_length: int, fact_token: FactToken) -> int:

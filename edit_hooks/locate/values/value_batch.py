@@ -40,6 +40,7 @@ class ValueBatch:
         label_row_L, label_column_L, label_token_L: where logits are read for target tokens, and the target.
         kl_row_E: the KL row of each edit.
         noise_RTD: noise on the input embeddings, if any.
+        held_RTD: offsets at the site before the fact tokens, which stay, if any.
     """
 
     ids_RT: torch.Tensor
@@ -51,6 +52,7 @@ class ValueBatch:
     label_token_L: torch.Tensor
     kl_row_E: torch.Tensor
     noise_RTD: torch.Tensor | None = None
+    held_RTD: torch.Tensor | None = None
 
     @classmethod
     def of(cls, problems: Sequence[ValueProblem], device: torch.device) -> ValueBatch:
@@ -69,6 +71,7 @@ class ValueBatch:
             label_column_L=label_column,
             label_token_L=label_token,
             kl_row_E=torch.arange(len(rows) - len(problems), len(rows), device=device),
+            held_RTD=_held(rows, ids_RT),
         )
 
     def select(self, keep_E: torch.Tensor) -> ValueBatch:
@@ -88,6 +91,7 @@ class ValueBatch:
             label_token_L=self.label_token_L[labels],
             kl_row_E=new_row_R[self.kl_row_E[keep_E]],
             noise_RTD=None if self.noise_RTD is None else self.noise_RTD[rows],
+            held_RTD=None if self.held_RTD is None else self.held_RTD[rows],
         )
 
     def with_labels_in_buckets(self) -> ValueBatch:
@@ -108,6 +112,17 @@ def padded_to_step(tensor: torch.Tensor, axis: int, step: int) -> torch.Tensor:
     missing = -tensor.shape[axis] % step
     shape = [*tensor.shape[:axis], missing, *tensor.shape[axis + 1 :]]
     return torch.cat([tensor, tensor.new_zeros(shape)], axis) if missing else tensor
+
+
+def _held(rows: Sequence[TokenRow], ids_RT: torch.Tensor) -> torch.Tensor | None:
+    """The held offsets of all rows, zero elsewhere; `None` if there is none."""
+    held = [(index, position, offset_D) for index, row in enumerate(rows) for position, offset_D in row.held]
+    if not held:
+        return None
+    held_RTD = held[0][2].new_zeros(*ids_RT.shape, len(held[0][2]))
+    for index, position, offset_D in held:
+        held_RTD[index, position] = offset_D
+    return held_RTD
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from record_files import invented_records, write_jsonl
 from scripted import ScriptedLM
 from task_runs import build, metrics_of, run
 
+from edit_hooks.base.registry import editor_class
+from edit_hooks.contract.subject import contract_settings
+from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.unstructured.benchmark import AKEW, UNKE_BENCH
 from lm_eval_tasks.unstructured.texts import bleu, char_bleu, rouge_l
@@ -127,3 +131,18 @@ def test_mutated_records_are_cases_or_errors(tmp_path: Path, data: st.DataObject
 def test_scores_are_shares(text: str, gold: str) -> None:
     for value in (*rouge_l(text, gold), bleu(text, gold), char_bleu(text, gold)):
         assert 0 <= value <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("editor", ["unke", "any_edit"])
+def test_editors_of_long_answers_run_a_case(editor: str, tiny_path: Any, tmp_path: Path) -> None:
+    """The edit of a text, its free answer and the windows of the edit, through the harness."""
+    model = shutil.copytree(tiny_path("llama", "byte_bpe_bos"), tmp_path / "model")  # with room for 512 tokens
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 640}), encoding="utf-8")
+    record = {**invented_records("unke_bench.jsonl")[0], "answer": "She builds bridges of wood in Velm and Karsk."}
+    settings = {**contract_settings(editor_class(editor)), "fit_steps": 3, "num_steps": 4}
+    lm = EditedHFLM(pretrained=str(model), editor=editor, editor_args=settings, store="off", device="cpu")
+    task = "unke_bench_original"
+    results = run(task, lm, {"data": str(write_jsonl(tmp_path / "one.jsonl", [record]))}, bootstrap_iters=0)
+    found = metrics_of(results, task)
+    assert found["efficacy_text_rouge_l_n"] == 1 and 0 <= found["efficacy_text_rouge_l"] <= 1
