@@ -54,6 +54,19 @@ class Inputs:
 
         return rows_at(load_retention(self._read), MATRIX, places_of(self.rows(), MATRIX))
 
+    def steps(self) -> DataFrame:
+        """The steps of the streams among the results that ``only`` accepts."""
+        from lm_edit.results.matrices import load_steps
+
+        steps = load_steps(self._read)
+        return steps[steps["run"].isin(set(self.rows()["run"]))]
+
+    def cases(self) -> DataFrame:
+        """The scores of single cases of the results that ``only`` accepts; of runs without samples none."""
+        from lm_edit.results.tables import load_cases
+
+        return rows_at(load_cases(self._read, require_samples=False), SAMPLE_FILE, places_of(self.rows(), SAMPLE_FILE))
+
     def run_names(self) -> dict[str, str]:
         """Run -> label, with the model."""
         return run_labels(self.rows(), always=("model",))

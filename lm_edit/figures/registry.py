@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError, near_misses
-from lm_edit.figures import bird_weights, case_answers, causal_trace
+from lm_edit.figures import bird_weights, case_answers, causal_trace, stream_curves
 from lm_edit.figures.bake import bake_answers, bake_icl, bake_logprob, bake_statistics
 from lm_edit.figures.drawing.output import check_output, write_figure
 from lm_edit.figures.evk import evk_align, evk_glue, evk_map
@@ -38,9 +38,9 @@ from lm_edit.results.filters import read_conditions
 def _by_name() -> Mapping[str, FigureSpec]:
     modules = (
         answer_gap, bake_logprob, bake_icl, bake_answers, bake_statistics, bird_weights, wild_gap, wild_table,
-        wild_batches, wild_retention, wild_grid, qaedit_categories, evk_glue, evk_align, evk_map, thinkedit_ifr,
-        thinkedit_ckp, thinkedit_tradeoff, thinkedit_graph, thinkedit_steps, knowgic_lengths, causal_trace,
-        case_answers,
+        wild_batches, wild_retention, stream_curves, wild_grid, qaedit_categories, evk_glue, evk_align, evk_map,
+        thinkedit_ifr, thinkedit_ckp, thinkedit_tradeoff, thinkedit_graph, thinkedit_steps, knowgic_lengths,
+        causal_trace, case_answers,
     )  # fmt: skip
     return {module.SPEC.name: module.SPEC for module in modules}
 

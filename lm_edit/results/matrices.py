@@ -1,4 +1,4 @@
-"""JSON texts in result files as tables: re-evaluation matrices of streams, and scores by a field of the records."""
+"""Parts of result files as tables: re-evaluation matrices and steps of streams, scores by a field of the records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.storage.json_io import parse_json
 from lm_edit.results.files.shape import COUNT, NUMBER, Shape, as_saved, each, fields, listed, maybe
 from lm_edit.results.files.task_facts import TaskFacts
-from lm_edit.results.schema import BREAKDOWN_COLUMNS, RETENTION_COLUMNS, SCHEMA_VERSION
+from lm_edit.results.schema import BREAKDOWN_COLUMNS, RETENTION_COLUMNS, SCHEMA_VERSION, STEP_COLUMNS
 from lm_edit.results.tables import ResultSet, Source, make_frame
 from lm_eval_tasks.common.scoring.columns import MetricColumn, read_columns
 from lm_eval_tasks.common.task.stages import RETENTION
@@ -20,6 +20,12 @@ from lm_eval_tasks.common.task.stages import RETENTION
 _MATRIX = fields(
     {"matrix": listed(listed(maybe(NUMBER))), "num_steps": COUNT, "steps_shown": maybe(listed(COUNT))},
     required=("matrix", "num_steps"),
+)
+_STEPS = listed(
+    fields(
+        {"step": COUNT, "num_edits": maybe(COUNT), "norm_ratio": maybe(NUMBER), "probe_loss": maybe(NUMBER)},
+        required=("step",),
+    )
 )
 _GROUPS = each(fields({"value": maybe(NUMBER), "n": maybe(COUNT)}))
 
@@ -59,6 +65,26 @@ def load_breakdown(paths: Source) -> pd.DataFrame:
                 place = {**_result(about, replace(column, metric=metric)), "field": field}
                 rows += [{**place, "group": group, **cell} for group, cell in content.items()]
     return _frame(rows, BREAKDOWN_COLUMNS)
+
+
+def load_steps(paths: Source) -> pd.DataFrame:
+    """One row per run and step of a stream: how far its weights moved, and the loss on a plain sentence.
+
+    Of several files of one run the newest one with steps counts.
+
+    Raises:
+        EditingError: as ``load_results``; for steps of another form.
+    """
+    newest: dict[str, list[dict[str, Any]]] = {}
+    for file in ResultSet.of(paths).files:
+        saved = (file.content["config"].get("edited_hf") or {}).get("steps")
+        if saved:
+            if problem := _STEPS(saved, "config.edited_hf.steps"):
+                raise EditingError(f"{file.path}: {problem}.")
+            of_run = {"run": file.facts.run, "file": str(file.path)}
+            names = list(STEP_COLUMNS)[2:]
+            newest[file.facts.run] = [{**of_run, **{name: one.get(name) for name in names}} for one in saved]
+    return _frame([row for rows in newest.values() for row in rows], STEP_COLUMNS)
 
 
 def _check(about: TaskFacts, column: MetricColumn, content: object, shape: Shape) -> str:

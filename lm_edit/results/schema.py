@@ -151,3 +151,12 @@ BREAKDOWN_COLUMNS: dict[str, tuple[str, str]] = {
     "value": (REAL, "the score of the cases with this value; missing if none was scored"),
     "n": (REAL, "number of scored cases"),
 }
+
+STEP_COLUMNS: dict[str, tuple[str, str]] = {
+    "run": _RUN["run"],
+    "file": RESULT_COLUMNS["file"],
+    "step": (WHOLE, "step of the stream, from 0"),
+    "num_edits": (REAL, "edits made by then"),
+    "norm_ratio": (REAL, "norm of all changes of the edited weights, relative to these weights before the stream"),
+    "probe_loss": (REAL, "loss per token of a plain sentence, in nats"),
+}

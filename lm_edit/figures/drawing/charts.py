@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 Limits: TypeAlias = tuple[float, float]
 
 SHARE: Limits = (0.0, 1.0)
+MAX_POINTS = 400  # of a line that are drawn
 UNSCORED = "unscored"  # the reason of a gap without another one
 
 
@@ -100,7 +101,12 @@ class Waterfall:
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """Lines with markers; ``limits`` are those of the values."""
+    """Lines; of one with more than :data:`MAX_POINTS` points the extremes are drawn, see :func:`thinned`.
+
+    Attributes:
+        bands: intervals are bands instead of whiskers.
+        limits: of the values.
+    """
 
     title: str
     series: Sequence[Series]
@@ -109,6 +115,7 @@ class Lines:
     references: Sequence[Reference] = ()
     log_positions: bool = False
     whole_positions: bool = False
+    bands: bool = False
     limits: Limits | None = None
 
 
@@ -216,7 +223,39 @@ class Chart:
                     gaps.setdefault(reason, []).append(name)
             where = f" ({panel.title})" if len(self.panels) > 1 and panel.title else ""
             missing += [f"{reason.capitalize()}{where}: {'; '.join(names)}." for reason, names in gaps.items()]
+            long = (
+                [series for series in panel.series if len(series.values) > MAX_POINTS]
+                if isinstance(panel, Lines)
+                else []
+            )
+            if long:
+                most = max(len(series.values) for series in long)
+                missing.append(
+                    f"Lines of up to {most} points{where} are drawn by the smallest and the largest value of each of "
+                    f"{MAX_POINTS // 2} stretches."
+                )
         return [*self.caption, *missing]
+
+
+def thinned(series: Series) -> Series:
+    """The points of a line that are drawn: all, or of each stretch the ends of the line, extremes and a gap.
+
+    A line of 10,000 steps has more points than a panel has pixels; means would hide a step that breaks the model.
+    """
+    number = len(series.values)
+    if number <= MAX_POINTS:
+        return series
+    kept = {0, number - 1}
+    for stretch in range(MAX_POINTS // 2):
+        places = range(stretch * number // (MAX_POINTS // 2), (stretch + 1) * number // (MAX_POINTS // 2))
+        known = [place for place in places if not math.isnan(series.values[place])]
+        if known:
+            kept |= {min(known, key=series.values.__getitem__), max(known, key=series.values.__getitem__)}
+        kept |= set([place for place in places if math.isnan(series.values[place])][:1])
+    order = sorted(kept)
+    columns = ("values", "positions", "low", "high", "counts", "texts", "gaps")
+    found = {name: [own[place] for place in order] for name in columns if (own := getattr(series, name))}
+    return replace(series, **found)
 
 
 def _gaps(series: Series, has_positions: bool) -> Iterator[tuple[str, str]]:

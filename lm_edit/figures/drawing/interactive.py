@@ -21,6 +21,7 @@ from lm_edit.figures.drawing.charts import (
     Points,
     Series,
     Waterfall,
+    thinned,
 )
 from lm_edit.figures.drawing.look import (
     FALL,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 WIDTH, ROW = 480, 22  # pixels: of a panel, of a bar
 MAX_TICKS = 12  # of the columns of a heat map
+MAX_MARKED = 40  # points of a line that have markers
 MAX_MATRIX = 680  # pixels that the rows of a matrix take at most
 CURVE_STEPS = 12  # straight pieces of a bent edge
 PAGE = """<!doctype html>
@@ -284,15 +286,25 @@ def _line_sample(name: str, color: str, named: set[str]) -> go.Scatter:
 def _draw_lines(figure: go.Figure, panel: Lines, cell: dict[str, int], named: set[str]) -> None:
     import plotly.graph_objects as go
 
-    for series in panel.series:
+    for series in map(thinned, panel.series):
         trace = go.Scatter(
-            x=list(series.positions), y=_values(series.values), mode="lines+markers",
+            x=list(series.positions), y=_values(series.values),
+            mode="lines" if len(series.values) > MAX_MARKED else "lines+markers",
             line={"color": color_of(series.color), "dash": dash_of(series.style)[1]},
             marker={"symbol": marker_of(series.style)[1], "size": 8},
-            error_y=_errors(series.values, series.low, series.high), hovertext=_hover(series), hoverinfo="text+x",
-            **_legend(series.name, named),
+            error_y=None if panel.bands else _errors(series.values, series.low, series.high),
+            hovertext=_hover(series), hoverinfo="text+x", **_legend(series.name, named),
         )  # fmt: skip
         figure.add_trace(trace, **cell)
+        if panel.bands and series.low:
+            ends = [*zip(series.positions, series.high, strict=True)]
+            ends += reversed([*zip(series.positions, series.low, strict=True)])
+            known = [end for end in ends if not math.isnan(end[1])]
+            band = go.Scatter(
+                x=[x for x, _ in known], y=[y for _, y in known], fill="toself", fillcolor=color_of(series.color),
+                opacity=0.14, line={"width": 0}, mode="lines", hoverinfo="skip", showlegend=False,
+            )  # fmt: skip
+            figure.add_trace(band, **cell)
     positions = sorted({position for series in panel.series for position in series.positions})
     figure.update_xaxes(title_text=_text(panel.position_label), type="log" if panel.log_positions else "linear", **cell)
     if panel.whole_positions and len(positions) <= 8:

@@ -20,6 +20,7 @@ from lm_edit.figures.drawing.charts import (
     Points,
     Reference,
     Waterfall,
+    thinned,
 )
 from lm_edit.figures.drawing.layout import DrawnPanel, Movable, TextPlace, fit, legend_columns
 from lm_edit.figures.drawing.look import (
@@ -60,6 +61,7 @@ COLUMN_SPACING, HANDLE_LENGTH = 1.2, 2.2  # of the legend, in units of its font 
 CATEGORY_LINE, CAPTION_LINE, TITLE_HEIGHT, HEADING_PAD = 0.125, 0.13, 0.17, 0.2  # inches
 BARS_WITH_NUMBERS = 60  # more bars than these have no number beside them
 NARROWEST_WITH_NUMBER = 0.07  # part of a stacked bar
+MAX_MARKED = 40  # points of a line that have markers
 MAX_MATRIX = 5.0  # inches that the rows of a matrix take at most
 # Places of an edge's label, preferably nearer to its source, so that labels of opposite edges part.
 SHARES_OF_EDGE = (0.36, 0.44, 0.28, 0.52, 0.2, 0.6, 0.68, 0.76)
@@ -298,13 +300,19 @@ def _errors(values: Sequence[float], low: Sequence[float], high: Sequence[float]
 
 
 def _draw_lines(axes: Axes, panel: Lines) -> None:
-    for series in panel.series:
+    for series in map(thinned, panel.series):
+        is_long = len(series.values) > MAX_MARKED
         axes.errorbar(
-            series.positions, series.values, yerr=_errors(series.values, series.low, series.high),
-            color=color_of(series.color), marker=marker_of(series.style)[0], linestyle=dash_of(series.style)[0],
-            label=shown(series.name, MAX_TITLE), capsize=2, elinewidth=0.7,
-            markeredgecolor=theme().paper, markeredgewidth=0.4,
+            series.positions, series.values,
+            yerr=None if panel.bands else _errors(series.values, series.low, series.high),
+            color=color_of(series.color), marker="" if is_long else marker_of(series.style)[0],
+            linestyle=dash_of(series.style)[0], label=shown(series.name, MAX_TITLE), capsize=2, elinewidth=0.7,
+            markeredgecolor=theme().paper, markeredgewidth=0.4, linewidth=0.9 if is_long else None,
         )  # fmt: skip
+        if panel.bands and series.low:
+            axes.fill_between(
+                series.positions, series.low, series.high, color=color_of(series.color), alpha=0.14, linewidth=0
+            )
     _draw_references(axes.axhline, panel.references)
     axes.set_xlabel(shown(panel.position_label))
     axes.set_ylabel(shown(panel.value_label))
