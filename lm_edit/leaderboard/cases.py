@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from edit_hooks.utils.storage.json_io import json_text
@@ -72,19 +72,35 @@ class Cases:
         ``questions``: document -> edits and questions, as the first run with this document has them. ``answers``: run
         -> document -> answers, with ``asked`` where the run has other prompts, as with the new fact in them.
         """
-        kept = self._documents(task)[::step]
+        return _joined(*self._texts_of(task, self._documents(task)[::step]))
+
+    def parts(self) -> Iterator[tuple[str, str, str]]:
+        """Task, run and compressed text of all cases of a task in a run, as of :meth:`packed`."""
+        for task in sorted(self._texts):
+            questions, answers = self._texts_of(task, self._documents(task))
+            for run, own in answers.items():
+                yield task, run, _pack(_joined({doc: questions[doc] for doc in own}, {run: own}))
+
+    def _texts_of(self, task: str, kept: Sequence[int]) -> tuple[dict[int, str], dict[str, dict[int, str]]]:
+        """Document -> edits and questions, and run -> document -> answers, of some documents."""
         questions: dict[int, str] = {}
-        runs = []
+        answers: dict[str, dict[int, str]] = {}
         for run, documents in sorted(self._texts[task].items()):
-            own = []
+            own = answers.setdefault(run, {})
             for doc in kept:
                 if doc in documents:
                     asked, answered = documents[doc]
                     is_other = questions.setdefault(doc, asked) is not asked
-                    own.append(f'"{doc}":{answered[:-1]},"asked":{asked}}}' if is_other else f'"{doc}":{answered}')
-            runs.append(f"{_to_text(run)}:{{{','.join(own)}}}")
-        asked_texts = ",".join(f'"{doc}":{questions[doc]}' for doc in kept)
-        return f'{{"answers":{{{",".join(runs)}}},"questions":{{{asked_texts}}}}}'
+                    own[doc] = f'{answered[:-1]},"asked":{asked}}}' if is_other else answered
+        return {doc: questions[doc] for doc in kept}, answers
+
+
+def _joined(questions: Mapping[int, str], answers: Mapping[str, Mapping[int, str]]) -> str:
+    def listed(texts: Mapping[int, str]) -> str:
+        return "{" + ",".join(f'"{doc}":{text}' for doc, text in texts.items()) + "}"
+
+    runs = ",".join(f"{_to_text(run)}:{listed(own)}" for run, own in answers.items())
+    return f'{{"answers":{{{runs}}},"questions":{listed(questions)}}}'
 
 
 def _asked(document: CaseDocument) -> Json:

@@ -28,6 +28,21 @@ from lm_edit.results.comparing import EDITED_MODEL
 from lm_edit.results.filters import text_of
 
 MAX_MEGABYTES = 25  # of the page
+PARTS = "cases"  # folder beside a page that cannot hold all cases
+
+
+class Page(NamedTuple):
+    """A page.
+
+    Attributes:
+        text: HTML.
+        note: a sentence about cases that are not in it; empty if it has all.
+        parts: name -> text of the files beside it with all cases; none if it has all.
+    """
+
+    text: str
+    note: str
+    parts: dict[str, str]
 
 
 class EditorKind(NamedTuple):
@@ -91,27 +106,41 @@ def render_html(
     max_bytes: int = MAX_MEGABYTES * 10**6,
     reload_seconds: int | None = None,
     kinds: Mapping[str, EditorKind] | None = None,
-) -> tuple[str, str]:
-    """The page, and a sentence about cases that it leaves out; empty if it has all.
+) -> Page:
+    """The page.
 
-    Cases are compressed. A size limit is kept by leaving out cases; numbers are never left out.
+    Cases are compressed. Beyond the size limit, all cases are in files beside the page, which it reads where a web
+    server serves them, and the page itself has some of them; numbers are never left out.
 
     Args:
         reload_seconds: after which the page loads itself again, unless cases are looked at.
         kinds: of the editors that are installed here, by name; rows are filtered by them.
     """
-    content = {**_board(board, published, title, kinds or {}), "reload": reload_seconds}
-    frame = _fill(title, content, {})
-    values, step = cases.packed(max_bytes - len(frame.encode()) - NOTE_BYTES)
-    note = "" if step == 1 else _thinned(step, max_bytes)
-    return _fill(title, {**content, "thinned": note}, values), note
+    content = {**_board(board, published, title, kinds or {}), "reload": reload_seconds, "parts": {}}
+    room = max_bytes - NOTE_BYTES
+    values, step = cases.packed(room - len(_fill(title, content, {}).encode()))
+    if step == 1:
+        return Page(_fill(title, {**content, "thinned": ""}, values), "", {})
+    files: dict[str, str] = {}
+    places: dict[str, dict[str, Json]] = {}
+    for task, run, text in cases.parts():
+        # The name is the content's, so a page that is open and the files of a newer one do not mix.
+        name = f"{PARTS}/{hashlib.sha256(text.encode()).hexdigest()[:20]}.txt"
+        files[name] = text
+        places.setdefault(task, {})[run] = name
+    content["parts"] = dict(places)
+    values, step = cases.packed(room - len(_fill(title, content, {}).encode()))
+    note = _thinned(step, max_bytes)
+    return Page(_fill(title, {**content, "thinned": note}, values), note, files)
 
 
 def _thinned(step: int, max_bytes: int) -> str:
     limit = f"{max_bytes / 10**6:g} MB (--max-mb)"
-    if step == 0:
-        return f"The page shows no single cases: with them it would exceed {limit}. The sample files have them all."
-    return f"The page shows the first of every {step} cases of each task, to stay below {limit}; numbers are over all."
+    shown = f"the first of every {step} cases of each task" if step else "no single cases"
+    return (
+        f"Opened as a file, the page shows {shown}, to stay below {limit}. All cases are in the folder {PARTS} beside "
+        "it, which it reads where a web server serves both, as with --serve. Numbers are over all cases."
+    )
 
 
 def _fill(title: str, board: dict[str, Json], cases: dict[str, Json]) -> str:
@@ -120,6 +149,7 @@ def _fill(title: str, board: dict[str, Json], cases: dict[str, Json]) -> str:
     parts = {
         "title": html.escape(title),
         "generator": GENERATOR,
+        "connect": "connect-src 'self'; " if board["parts"] else "",
         "style_hash": _digest(style),
         "script_hash": _digest(script),
         "style": style,

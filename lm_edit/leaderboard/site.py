@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from edit_hooks.utils.storage.files import blocks_of
 from lm_edit.leaderboard.cases import Cases
 from lm_edit.leaderboard.columns import describe_case_sets, find_columns
 from lm_edit.leaderboard.published import columns_named, published_rows
-from lm_edit.leaderboard.render_html import MAX_MEGABYTES, EditorKind, render_html
+from lm_edit.leaderboard.render_html import MAX_MEGABYTES, PARTS, EditorKind, render_html
 from lm_edit.leaderboard.render_text import CSV_HEADER, GENERATOR, render_csv, render_latex, render_markdown
 from lm_edit.leaderboard.table import build_board, refuse_two_files
 from lm_edit.results.answers.documents import cases_and_documents
@@ -32,7 +33,7 @@ class Site(NamedTuple):
     """What :func:`make_site` returns.
 
     Attributes:
-        files: name -> text. The same inputs give the same texts.
+        files: name -> text, those of :data:`FILES`, and of a large page its parts. The same inputs give the same texts.
         notes: remarks for readers, such as results that newer ones replace.
         num_rows: models and editors. num_columns: of all columns.
     """
@@ -79,7 +80,7 @@ def make_site(
         published: see :func:`lm_edit.leaderboard.published.published_rows`.
         resamples: of bootstrap and permutation tests.
         title: heading of the page.
-        max_megabytes: of the page; beyond it, cases are left out.
+        max_megabytes: of the page; beyond it, all cases are in files beside it.
         reload_seconds: after which the page loads itself again.
         kind_of: kind of an editor, by name; those of other packages need torch, which reading results does not.
             ``None``: not known.
@@ -104,15 +105,27 @@ def make_site(
     shown = published_rows(board.default_columns, published)
     known = {name: kind_of(name) for name in sorted(set(results["editor"]))} if kind_of else {}
     kinds = {name: kind for name, kind in known.items() if kind}
-    page, note = render_html(board, printed, single, title, max_megabytes * 10**6, reload_seconds, kinds)
+    page = render_html(board, printed, single, title, max_megabytes * 10**6, reload_seconds, kinds)
     files = {
-        "index.html": page,
+        **page.parts,  # before the page that names them
+        "index.html": page.text,
         "leaderboard.md": f"<!-- {GENERATOR} -->\n\n{render_markdown(board, board.default_columns, shown)}",
         "leaderboard.csv": render_csv(board, printed),
         "leaderboard.tex": f"% {GENERATOR}\n{render_latex(board, board.default_columns, shown)}",
     }
     num_rows = len({row.run_ids for section in board.sections for row in section.rows})
-    return Site(files, [*_notes(read, results), *([note] if note else [])], num_rows, len(board.columns))
+    return Site(files, [*_notes(read, results), *([page.note] if page.note else [])], num_rows, len(board.columns))
+
+
+def old_parts(folder: Path, files: Collection[str]) -> list[Path]:
+    """The parts of an earlier page in a folder, which are not among the files of a new one."""
+    names = [f"{PARTS}/{path.name}" for path in sorted(folder.glob(f"{PARTS}/*.txt"))]
+    return [folder / name for name in names if is_part(name) and name not in files]
+
+
+def is_part(name: str) -> bool:
+    """Whether a name is that of a part of a page."""
+    return re.fullmatch(rf"{PARTS}/[0-9a-f]{{20}}\.txt", name) is not None
 
 
 def _durations(read: ResultSet) -> dict[str, tuple[float, int]]:

@@ -48,7 +48,7 @@ def page_file(tmp_path_factory) -> Path:
         if row["metric"] == "efficacy_prob"
         for case in range(3)
     ]
-    page, _ = render_html(board, published_rows(board.columns), Cases(documents), HOSTILE)
+    page = render_html(board, published_rows(board.columns), Cases(documents), HOSTILE).text
     path = tmp_path_factory.mktemp("board") / "index.html"
     path.write_text(page, encoding="utf-8")
     return path
@@ -82,7 +82,7 @@ def page_of_two_precisions(tmp_path_factory) -> Path:
         for row in results.to_dict("records")
         for one in [document(row, 0, f" {row['editor']} in {row['model_hash']}")]
     ]
-    page, _ = render_html(build_board(results, cases, resamples=99), [], Cases(documents), "two")
+    page = render_html(build_board(results, cases, resamples=99), [], Cases(documents), "two").text
     path = tmp_path_factory.mktemp("two") / "index.html"
     path.write_text(page, encoding="utf-8")
     return path

@@ -30,7 +30,7 @@ class Visits:
 
     Attributes:
         pages: those that are open.
-        problems: what a page has logged, raised or requested from elsewhere than files.
+        problems: what a page has logged, raised or requested from elsewhere than files or its own server.
     """
 
     def __init__(self, browser: Any) -> None:
@@ -38,15 +38,17 @@ class Visits:
         self.pages: list[Any] = []
         self.problems: list[str] = []
 
-    def open(self, path: Path, fragment: str = "", **options: Any) -> Any:
-        """Open a file; ``options`` are those of a browser context."""
+    def open(self, path: Path | str, fragment: str = "", **options: Any) -> Any:
+        """Open a file, or the address of a server; ``options`` are those of a browser context."""
+        place = path if isinstance(path, str) else f"file://{path}"
+        own = place if isinstance(path, str) else "file:"
         page = self.browser.new_context(**options).new_page()
         self.pages.append(page)
         page.set_default_timeout(8000)
         page.on("console", lambda message: self.problems.append(message.text))
         page.on("pageerror", lambda error: self.problems.append(str(error)))
-        page.on("request", lambda request: request.url.startswith("file:") or self.problems.append(request.url))
-        page.goto(f"file://{path}{fragment}")
+        page.on("request", lambda request: request.url.startswith(own) or self.problems.append(request.url))
+        page.goto(f"{place}{fragment}")
         return page
 
     def close(self) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.cli.command import Verb, say, write_output
-from lm_edit.cli.evaluating.leaderboard import editor_kind
+from lm_edit.cli.command import Verb, say
+from lm_edit.cli.evaluating.leaderboard import editor_kind, write_site
 from lm_edit.cli.evaluating.sweep import add_run_arguments, add_size_arguments, dry_run, execute, resized
 
 if TYPE_CHECKING:
@@ -65,10 +65,7 @@ def _run(args: argparse.Namespace) -> int:
     if not finished:
         return state
     site = make_site([*finished, *args.baselines], title=f"{name} in {plan.name}", kind_of=editor_kind, progress=True)
-    for file, text in site.files.items():
-        write_output(folder / file, text)
-    for note in site.notes:
-        say(note)
+    write_site(folder, site)
     say(f"{site.num_rows} rows; tables in Markdown, LaTeX and CSV beside {folder / 'index.html'}")
     return state
 

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.settings.numbers import POSITIVE
+from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE
 from lm_edit.cli.command import Verb, add_only_argument, say, whole, write_output
 
 if TYPE_CHECKING:
     from lm_edit.leaderboard.render_html import EditorKind
+    from lm_edit.leaderboard.site import Site
 
+HOST, PORT = "127.0.0.1", 8765
 PUBLISHED = ("matching", "all", "none")
 
 
@@ -42,13 +44,24 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--resamples", type=whole(POSITIVE), help="of bootstrap and permutation tests (default 4999)")
     parser.add_argument(
-        "--max-mb", type=whole(POSITIVE), default=25, help="size of the page; beyond it cases are left out (default 25)"
+        "--max-mb",
+        type=whole(POSITIVE),
+        default=25,
+        help="size of the page; beyond it cases are in files beside it (default 25)",
     )
     parser.add_argument(
         "--watch",
         type=whole(POSITIVE),
         metavar="SECONDS",
         help="look for new results every so often and make the page again, until Ctrl-C; the page reloads itself",
+    )
+    parser.add_argument(
+        "--serve",
+        type=whole(NON_NEGATIVE),
+        nargs="?",
+        const=PORT,
+        metavar="PORT",
+        help=f"serve the page to browsers on this machine, until Ctrl-C (default port {PORT}; 0: any that is free)",
     )
     parser.add_argument("--title", default="Knowledge editing leaderboard", help="heading of the page")
 
@@ -57,22 +70,32 @@ def _run(args: argparse.Namespace) -> int:
     from edit_hooks.utils.storage.outputs import check_writable_folder
 
     folder = check_writable_folder(args.out)
+    address = _address(folder, args.serve)
     if args.watch is None:
-        _write(args, folder)
+        _write(args, folder, address)
+        while address:
+            time.sleep(3600)
         return 0
     known: object = None
     while True:
         if (found := _files_of(args.results)) != known:
             known = found
             try:
-                _write(args, folder)
+                _write(args, folder, address)
             except EditingError as error:  # no results yet, or those of a run that is being written
                 say(f"the page is not made now: {error}")
             sys.stdout.flush()
         time.sleep(args.watch)
 
 
-def _write(args: argparse.Namespace, folder: Path) -> None:
+def _address(folder: Path, port: int | None) -> str:
+    """Address of the folder's web server, which is started; "" without a port."""
+    from lm_edit.leaderboard.serving import serve
+
+    return "" if port is None else f"http://{HOST}:{serve(folder, port).server_port}/"
+
+
+def _write(args: argparse.Namespace, folder: Path, address: str) -> None:
     """Make the page and the tables of the results that are there."""
     from edit_hooks.utils.storage.outputs import check_output_file
     from lm_edit.leaderboard.site import FILES, is_own, make_site
@@ -93,11 +116,20 @@ def _write(args: argparse.Namespace, folder: Path) -> None:
         kind_of=editor_kind,
         progress=True,
     )
+    write_site(folder, site)
+    say(f"{site.num_rows} rows, {site.num_columns} columns; open {address or folder / 'index.html'} in a browser")
+
+
+def write_site(folder: Path, site: Site) -> None:
+    """Write the files of a leaderboard, remove the parts of an earlier page, and print the remarks."""
+    from lm_edit.leaderboard.site import old_parts
+
     for name, text in site.files.items():
         write_output(folder / name, text)
+    for path in old_parts(folder, site.files):
+        path.unlink(missing_ok=True)
     for note in site.notes:
         say(note)
-    say(f"{site.num_rows} rows, {site.num_columns} columns; open {folder / 'index.html'} in a browser")
 
 
 def editor_kind(name: str) -> EditorKind | None:

@@ -1,12 +1,39 @@
 // The cases of a task as a table: two scores of each, the answers, and one fact about the edit
 
-async function unpack(task) {
-  if (cases.questions[task] || !packed[task]) return;
-  const bytes = Uint8Array.from(atob(packed[task]), (character) => character.charCodeAt(0));
+// All cases of a page that cannot hold them are in files beside it, one per task and run, which browsers read from web
+// servers alone.
+const isServed = Object.keys(board.parts).length > 0 && location.protocol.startsWith("http");
+const thinned = isServed ? "" : board.thinned;
+const tasksWithCases = Object.keys(isServed ? board.parts : packed);
+let unreachable = "";
+
+async function unpack(task, chosen) {
+  unreachable = "";
+  if (!isServed) {
+    if (!cases.questions[task] && packed[task]) take(task, await unzipped(packed[task]));
+    return;
+  }
+  const runs = chosen.flatMap((row) => row.runs).filter((run) => (board.parts[task] || {})[run] && !(cases.answers[run] || {})[task]);
+  await Promise.all([...new Set(runs)].map(async (run) => {
+    try {
+      const response = await fetch(board.parts[task][run]);
+      if (!response.ok) throw new Error(`HTTP ${response.status}`);
+      take(task, await unzipped(await response.text()));
+    } catch (error) {
+      unreachable = `The cases of this task cannot be read from ${board.parts[task][run]}: ${error.message}.`;
+    }
+  }));
+}
+
+async function unzipped(text) {
+  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const content = JSON.parse(await new Response(stream).text());
+  return JSON.parse(await new Response(stream).text());
+}
+
+function take(task, content) {
   for (const [run, documents] of Object.entries(content.answers)) (cases.answers[run] = cases.answers[run] || {})[task] = documents;
-  cases.questions[task] = content.questions;
+  cases.questions[task] = { ...content.questions, ...cases.questions[task] };
 }
 
 const FILTERS = {

@@ -6,7 +6,7 @@ function draw() {
   const shown = parts.filter(Boolean);
   redraw(byId("tables"), shown);
   const count = byId("tables").querySelectorAll(".block > .scroll tbody tr:not(.reference)").length;
-  byId("status").textContent = shown.length ? `${count} ${count === 1 ? "row" : "rows"} in ${shown.length} ${shown.length === 1 ? "table" : "tables"}. ${board.thinned}` : "Nothing matches.";
+  byId("status").textContent = shown.length ? `${count} ${count === 1 ? "row" : "rows"} in ${shown.length} ${shown.length === 1 ? "table" : "tables"}. ${thinned}` : "Nothing matches.";
   byId("count").textContent = `(${state.columns.size} of ${names.length})`;
   writeAddress();
 }
@@ -79,7 +79,7 @@ byId("defaults").addEventListener("click", () => choose(defaults));
 byId("none").addEventListener("click", () => choose([]));
 byId("compare").addEventListener("click", () => {
   const editors = rows.filter((row) => !row.reference);
-  show({ task: Object.keys(packed)[0] || board.columns[0].task, doc: "", a: (editors[0] || rows[0]).runs[0], b: editors[1] ? editors[1].runs[0] : "" });
+  show({ task: tasksWithCases[0] || board.columns[0].task, doc: "", a: (editors[0] || rows[0]).runs[0], b: editors[1] ? editors[1].runs[0] : "" });
 });
 byId("close").addEventListener("click", () => byId("viewer").close());
 byId("viewer").addEventListener("close", () => { state.view = null; writeAddress(); });

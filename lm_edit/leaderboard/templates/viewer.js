@@ -18,8 +18,11 @@ const nameOf = (row) => {
 
 async function show(view) {
   state.view = { ...Object.fromEntries(VIEW.map((name) => [name, ""])), ...view };
-  if (!packed[state.view.task] && !board.columns.some((column) => column.task === state.view.task)) state.view.task = Object.keys(packed)[0] || "";
-  await unpack(state.view.task);
+  if (!tasksWithCases.includes(state.view.task) && !board.columns.some((column) => column.task === state.view.task)) state.view.task = tasksWithCases[0] || "";
+  const asked = state.view;
+  const [first, second] = chosenRows(asked);
+  await unpack(asked.task, [first, second, uneditedOf(first)].filter(Boolean));
+  if (state.view !== asked) return; // another view was asked for while files were read
   drawViewer(view);
   if (!byId("viewer").open) byId("viewer").showModal();
   writeAddress();
@@ -27,7 +30,7 @@ async function show(view) {
 
 // What a link names and this page does not have, as after the results have changed.
 function staleParts(asked, ids) {
-  const exists = { task: packed[asked.task] || board.columns.some((column) => column.task === asked.task), doc: ids.includes(asked.doc), a: rowById(asked.a), b: rowById(asked.b) };
+  const exists = { task: tasksWithCases.includes(asked.task) || board.columns.some((column) => column.task === asked.task), doc: ids.includes(asked.doc), a: rowById(asked.a), b: rowById(asked.b) };
   const words = { task: "task", doc: "case", a: "editor", b: "editor" };
   return Object.keys(words).filter((name) => asked[name] && !exists[name]).map((name) => `${words[name]} ${asked[name]}`);
 }
@@ -37,11 +40,13 @@ function select(label, options, value, change, id) {
     options.map(([key, text]) => el("option", { value: key, selected: key === value }, text))));
 }
 
+const chosenRows = (view) => [rowById(view.a) || rows.find((row) => !row.reference) || rows[0], rowById(view.b)];
+const uneditedOf = (row) => rows.find((other) => other.reference && other.identity.every((part, index) => part === row.identity[index]));
+
 function drawViewer(asked = {}) {
   const view = state.view;
-  const tasks = Object.keys(packed);
-  const first = rowById(view.a) || rows.find((row) => !row.reference) || rows[0];
-  const second = rowById(view.b);
+  const tasks = tasksWithCases;
+  const [first, second] = chosenRows(view);
   const all = Object.keys(cases.questions[view.task] || {});
   const stale = staleParts(asked, all);
   [view.a, view.b] = [first.runs[0], second ? second.runs[0] : ""];
@@ -83,7 +88,7 @@ function drawViewer(asked = {}) {
 
 function withoutCases(task) {
   if (board.columns.some((column) => column.task === task && column.group)) return "A group has no cases of its own; its tasks have them.";
-  return board.thinned || "There are no samples of this task; run lm_eval with --log_samples.";
+  return unreachable || thinned || "There are no samples of this task; run lm_eval with --log_samples.";
 }
 
 function numbers(task, chosen) {
@@ -104,7 +109,7 @@ function caseOf(view, first, second) {
   const chosen = [first, second].filter(Boolean);
   const answered = chosen.map((row) => (answersOf(row, view.task) || {})[view.doc]);
   const asked = (answered.find((answer) => answer && answer.asked) || { asked: cases.questions[view.task][view.doc] }).asked;
-  const unedited = rows.find((row) => row.reference && row.identity.every((part, index) => part === first.identity[index]));
+  const unedited = uneditedOf(first);
   const reference = chosen.includes(unedited) ? null : (answersOf(unedited, view.task) || {})[view.doc];
   const before = (index) => {
     const own = answered.map((answer) => answer && answer.answers[index] && answer.answers[index].unedited).find(Boolean);

@@ -191,6 +191,20 @@ def test_missing_libraries_name_the_extra(runs, tmp_path, capsys, monkeypatch):
     assert 'scikit_posthocs: pip install "lm-eval-editing[leaderboard]"' in capsys.readouterr().err
 
 
+def test_a_served_page_has_an_address_and_no_parts_of_an_earlier_one(runs, tmp_path, capsys, monkeypatch):
+    (tmp_path / "site" / "cases").mkdir(parents=True)
+    old, foreign = (tmp_path / "site" / "cases" / name for name in (f"{'0' * 20}.txt", "notes.txt"))
+    old.write_text(""), foreign.write_text("")
+
+    def stop(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lm_edit.cli.evaluating.leaderboard.time.sleep", stop)
+    assert build(runs, "-o", tmp_path / "site", "--serve", "0") == 130
+    assert re.search(r"open http://127\.0\.0\.1:[1-9]\d+/ in a browser", capsys.readouterr().out)
+    assert foreign.exists() and not old.exists()
+
+
 def test_a_watched_folder_is_read_when_it_changes(tmp_path, capsys, monkeypatch):
     """No results, one run, the same again, two runs; then Ctrl-C."""
     results, site, seen = tmp_path / "results", tmp_path / "site", []

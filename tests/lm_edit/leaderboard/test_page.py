@@ -18,6 +18,7 @@ from board_frames import document, frames
 
 from lm_edit.leaderboard.cases import MAX_TEXT, Cases, to_json
 from lm_edit.leaderboard.render_html import render_html
+from lm_edit.leaderboard.site import is_part
 from lm_edit.leaderboard.table import build_board
 
 HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)> \u2028 &amp; '\" ${x}"
@@ -41,8 +42,9 @@ def cases_of(page: str, task: str) -> Any:
 
 def test_answers_are_data_and_come_back_unchanged(made_up):
     board, documents = made_up
-    page, note = render_html(board, [], Cases(documents), HOSTILE)
-    assert note == "" and page.count("<script") == 3 and page.count("</script>") == 3
+    page, note, parts = render_html(board, [], Cases(documents), HOSTILE)
+    assert note == "" and parts == {} and "connect-src" not in page
+    assert page.count("<script") == 3 and page.count("</script>") == 3
     assert "<img" not in page and "<!--" not in page
     saved, run = cases_of(page, "bake_es"), documents[0].run
     assert saved["answers"][run]["0"]["answers"][0]["@"]["text"] == HOSTILE
@@ -51,7 +53,7 @@ def test_answers_are_data_and_come_back_unchanged(made_up):
 
 def test_the_policy_allows_this_script_and_style_alone(made_up):
     board, documents = made_up
-    page, _ = render_html(board, [], Cases(documents), "@@board@@")
+    page = render_html(board, [], Cases(documents), "@@board@@").text
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]
     script = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     style = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
@@ -66,7 +68,7 @@ def test_the_policy_allows_this_script_and_style_alone(made_up):
 
 def test_equal_inputs_give_equal_bytes(made_up):
     board, documents = made_up
-    pages = {render_html(board, [], Cases(order), "t")[0] for order in (documents, documents[::-1])}
+    pages = {render_html(board, [], Cases(order), "t").text for order in (documents, documents[::-1])}
     assert len(pages) == 1
 
 
@@ -85,12 +87,20 @@ def test_cases_are_thinned_by_the_stated_rule(made_up):
 
 def test_the_page_stays_below_its_limit(made_up):
     board, documents = made_up
-    full, _ = render_html(board, [], Cases(documents), "t")
+    full = render_html(board, [], Cases(documents), "t").text
     assert cases_of(full, "bake_es")["questions"].keys() == {str(number) for number in range(8)}
     limit = len(full.encode())
-    page, note = render_html(board, [], Cases(documents), "t", limit)
+    page, note, parts = render_html(board, [], Cases(documents), "t", limit)
     assert len(page.encode()) <= limit and note in block(page, "board")["thinned"]
-    assert note.startswith("The page shows") and "(--max-mb)" in note
+    assert note.startswith("Opened as a file, the page shows") and "(--max-mb)" in note
+    # Nothing is left out in silence: the files beside the page have every case of every run.
+    assert "connect-src 'self'; " in page and all(map(is_part, parts))
+    places = block(page, "board")["parts"]["bake_es"]
+    assert set(places) == {one.run for one in documents} and set(places.values()) == set(parts)
+    for run, name in places.items():
+        saved = json.loads(gzip.decompress(base64.b64decode(parts[name])))
+        whole = cases_of(full, "bake_es")
+        assert saved == {"questions": whole["questions"], "answers": {run: whole["answers"][run]}}
 
 
 def test_long_texts_are_cut_with_a_note():
@@ -103,7 +113,7 @@ def test_long_texts_are_cut_with_a_note():
 def test_infinite_scores_are_texts_that_javascript_reads():
     results, cases = frames({editor: {"wiki/ppl": [1.0, 2.0]} for editor in ("rome", "memit", "ft")})
     results["value"] = [float("inf"), float("-inf"), float("nan")]
-    page, _ = render_html(build_board(results, cases, resamples=99), [], Cases([]), "t")
+    page = render_html(build_board(results, cases, resamples=99), [], Cases([]), "t").text
     rows = block(page, "board")["sections"][0]["rows"]
     assert {row["label"]: row["cells"]["0"]["value"] for row in rows} == {
         "rome": "Infinity", "memit": "-Infinity", "ft": None,

@@ -55,7 +55,7 @@ def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     ) -> Any:
         results, cases = (pd.concat(tables, ignore_index=True) for tables in zip(*parts, strict=True))
         results.attrs["groups"] = parts[0][0].attrs.get("groups", {})
-        text, _ = render_html(build_board(results, cases, resamples=99), [], Cases(documents), "t", kinds=kinds)
+        text = render_html(build_board(results, cases, resamples=99), [], Cases(documents), "t", kinds=kinds).text
         path = tmp_path / "index.html"
         path.write_text(edit(text), encoding="utf-8")
         return visits.open(path, fragment, **options)
