@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.settings.numbers import POSITIVE
 from edit_hooks.utils.storage.json_io import json_text
-from lm_edit.cli.command import Verb, add_only_argument, add_overwrite_argument, check_output_files, say, write_output
+from lm_edit.cli.command import (
+    Verb,
+    add_only_argument,
+    add_overwrite_argument,
+    check_output_files,
+    real,
+    say,
+    table,
+    write_output,
+)
+
+if TYPE_CHECKING:
+    from lm_edit.results.show import Comparison
 
 PATHS_HELP = "result files of lm_eval --output_path, or folders that contain some"
+WATCH_HELP = "print the runs of a sweep while they are executed: share, rate, time left, and what waits"
 TARGET_NAMES = ("csv", "every-eval-ever", "hf", "inspect")  # lm_edit.results.exports.targets
 
 
@@ -30,6 +47,16 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_only_argument(show)
     show.add_argument("--transpose", action="store_true", help="a row per run, a column per metric")
+    history = add("history", _history, "print the results that several files have of one row, and what changed since")
+    history.add_argument(
+        "--metrics", nargs="+", default=[], help="only these metrics (default: the first of each task)"
+    )
+    add_only_argument(history)
+    watch = actions.add_parser("watch", help=WATCH_HELP, description=WATCH_HELP)
+    watch.add_argument("folder", help="--out of lm-edit sweep, or a folder of several")
+    watch.add_argument("--every", type=real(POSITIVE), default=5.0, help="seconds between two tables (default 5)")
+    watch.add_argument("--once", action="store_true", help="print one table and end")
+    watch.set_defaults(run_action=_watch)
     add("check", _check, "check result files and samples; a results repository also for its layout")
     merge = add("merge", _merge, "write one result file per run, with the newest result of each task")
     merge.add_argument("--out", required=True, help="new folder")
@@ -68,16 +95,48 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from lm_edit.results.markdown import escape_cell, markdown_table
     from lm_edit.results.show import comparison, edits_comparison, transposed
 
     only = args.only
-    table = edits_comparison(args.paths, only) if args.edits else comparison(args.paths, args.metrics, only)
-    if args.transpose:
-        table = transposed(table)
-    for line in [*markdown_table(table.rows), *([""] if table.notes else []), *map(escape_cell, table.notes)]:
-        say(line)
+    found = edits_comparison(args.paths, only) if args.edits else comparison(args.paths, args.metrics, only)
+    _print(transposed(found) if args.transpose else found)
     return 0
+
+
+def _print(found: Comparison) -> None:
+    from lm_edit.results.markdown import escape_cell, markdown_table
+
+    for line in [*markdown_table(found.rows), *([""] if found.notes else []), *map(escape_cell, found.notes)]:
+        say(line)
+
+
+def _history(args: argparse.Namespace) -> int:
+    from lm_edit.results.history import history
+
+    _print(history(args.paths, args.metrics, args.only))
+    return 0
+
+
+def _watch(args: argparse.Namespace) -> int:
+    """Print the runs of a sweep again whenever something has changed; 1 if one has failed when none is left."""
+    from edit_hooks.utils.storage.files import require_folder
+    from lm_edit.sweeps.execution.watch import HEADER, Watched
+
+    watched = Watched(require_folder(args.folder, "the folder of a sweep,"))
+    shown: object = None
+    while True:
+        seen = watched.read()
+        if (seen.rows, seen.summary) != shown:
+            shown = seen.rows, seen.summary
+            if sys.stdout.isatty():
+                say("\x1b[H\x1b[2J")
+            table(HEADER, seen.rows)
+            for line in seen.summary:
+                say(line)
+            sys.stdout.flush()
+        if args.once or seen.has_ended:
+            return 1 if seen.has_failed else 0
+        time.sleep(args.every)
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -150,5 +209,5 @@ def _submit(args: argparse.Namespace) -> int:
 
 
 VERBS: dict[str, Verb] = {
-    "results": Verb("show, check, merge, export and submit result files", _add_arguments, _run, is_core=True),
+    "results": Verb("show, check, merge, export, submit and watch result files", _add_arguments, _run, is_core=True),
 }

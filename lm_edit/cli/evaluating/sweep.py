@@ -190,12 +190,13 @@ def dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int:
 
 
 def _print_states(grid: Grid, out: Path) -> int:
-    from lm_edit.sweeps.execution.status import count_states, state_rows
+    from lm_edit.sweeps.execution.watch import HEADER, Watched
 
-    rows = state_rows(grid.runs, [out / run.folder_name for run in grid.runs])
-    table(("state", "run", "folder"), rows)
-    say(count_states(rows))
-    return 1 if any(row[0] in ("failed", "damaged") for row in rows) else 0
+    seen = Watched(out, grid.runs).read()
+    table(HEADER, seen.rows)
+    for line in seen.summary:
+        say(line)
+    return 1 if seen.has_failed else 0
 
 
 def execute(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Limits: TypeAlias = tuple[float, float]
 
@@ -254,7 +254,9 @@ def thinned(series: Series) -> Series:
         kept |= set([place for place in places if math.isnan(series.values[place])][:1])
     order = sorted(kept)
     columns = ("values", "positions", "low", "high", "counts", "texts", "gaps")
-    found = {name: [own[place] for place in order] for name in columns if (own := getattr(series, name))}
+    found: dict[str, Any] = {
+        name: [own[place] for place in order] for name in columns if (own := getattr(series, name))
+    }
     return replace(series, **found)
 
 

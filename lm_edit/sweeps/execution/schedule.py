@@ -15,6 +15,7 @@ from edit_hooks.utils.errors import first_line
 from lm_edit.sweeps.execution.runs import POLL_SECONDS, RunOutcome, is_locked, set_aside_damaged, state_of
 
 BUSY_SECONDS = 1.0  # between polls of a run that another sweep executes
+ELSEWHERE = "in another process"  # state of the event that names such a run, once
 
 
 class Pending(Protocol):
@@ -46,7 +47,7 @@ class Executor(Protocol):
 
 
 class Event(NamedTuple):
-    """A run that started or ended."""
+    """A run that started or ended, or that another process was found to execute."""
 
     folder: Path
     state: str
@@ -93,6 +94,7 @@ def run_all(
             queue.append(folder)
     pending: dict[Path, Pending] = {}
     busy: dict[Path, float] = {}  # run that another process executes -> time of the next poll
+    named: set[Path] = set()  # of those the ones that were reported
     refused = False  # whether the executor takes no further run until one has ended
     with _signals() as check_interrupt:
         try:
@@ -105,6 +107,9 @@ def run_all(
                     folder = queue.popleft()
                     if is_locked(folder):
                         busy[folder] = time.monotonic() + BUSY_SECONDS
+                        if folder not in named:
+                            named.add(folder)
+                            report(Event(folder, ELSEWHERE))
                         continue
                     try:
                         handle = executor.submit(folder)

@@ -7,19 +7,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from edit_hooks.utils.durations import spell_duration
 from edit_hooks.utils.printable import printable
 from lm_edit.sweeps.execution.runs import LOG, RESULTS, log_tail, state_of
-from lm_edit.sweeps.execution.schedule import Event
+from lm_edit.sweeps.execution.schedule import ELSEWHERE, Event
 from lm_edit.sweeps.execution.scored import missing_scores
-from lm_edit.sweeps.planning.grid import Run
 
 UNSCORED = "done, no case scored"
 # As tqdm writes it; of edits the time left is our own, after further texts.
 PROGRESS_BAR = re.compile(
     r"(?P<what>[^:|]+): +\d+%\|[^|]*\| (?P<done>\S+)/(?P<total>\S+) "
-    r"\[[\d:]+<(?P<left>[\d:]+|\?)(.*; (?P<ours>.*) left)?"
+    r"\[[\d:]+<(?P<left>[\d:]+|\?)(, *(?P<rate>[\d.]+\S*/\S*[^\s,\]]))?(.*; (?P<ours>.*) left)?"
 )
 SUMMARY_SECONDS = 60.0  # between summaries while nothing else is printed
 
@@ -38,12 +38,19 @@ class Progress:
     def __init__(self, names: Mapping[Path, str], say: Callable[[str], None]) -> None:
         self.names, self.say = names, say
         self.started: dict[Path, float] = {}
+        self.elsewhere: set[Path] = set()
         self.counts: Counter[str] = Counter()
         self.unscored: dict[Path, str] = {}
         self._last = time.monotonic()
 
     def report(self, event: Event) -> None:
         """Print an event."""
+        if event.state == ELSEWHERE:
+            self.elsewhere.add(event.folder)
+            stage = stage_of(event.folder)
+            self.say(f"another process executes {self.names[event.folder]}" + (f" ({stage})" if stage else ""))
+            return
+        self.elsewhere.discard(event.folder)
         if event.state == "started":
             self.started[event.folder] = time.monotonic()
         else:
@@ -74,9 +81,13 @@ class Progress:
     def summary(self) -> str:
         """Numbers of runs by state, and those that run."""
         ended = [f"{number} {state}" for state, number in self.counts.items()]
-        waiting = len(self.names) - sum(self.counts.values()) - len(self.started)
+        waiting = len(self.names) - sum(self.counts.values()) - len(self.started) - len(self.elsewhere)
         running = [f"{self.names[folder]} ({self._stage(folder, since)})" for folder, since in self.started.items()]
+        others = [
+            f"{self.names[folder]} ({stage_of(folder) or 'no progress yet'})" for folder in sorted(self.elsewhere)
+        ]
         parts = [*ended, f"{waiting} waiting"] + ([f"running: {'; '.join(running)}"] if running else [])
+        parts += [f"in another process: {'; '.join(others)}"] if others else []
         return ", ".join(parts)
 
     @staticmethod
@@ -84,27 +95,44 @@ class Progress:
         return ", ".join(filter(None, [spell_duration(time.monotonic() - since), stage_of(folder)]))
 
 
-def stage_of(folder: Path) -> str:
-    """What a run does by the last progress bar of its log, as ``Scoring under edits: 96 of 256, 20 s left``."""
+class Stage(NamedTuple):
+    """What a run does, by the last progress bar of its log.
+
+    Attributes:
+        what: as ``Scoring under edits``. done, total: as the bar counts. rate: as ``9.7prompt/s``. left: as ``20 s``.
+            A part that the bar lacks is "".
+    """
+
+    what: str
+    done: str
+    total: str
+    rate: str
+    left: str
+
+    @property
+    def share(self) -> str:
+        """``38%``; "" where the bar counts in other units."""
+        if not (self.done.isdigit() and self.total.isdigit() and int(self.total)):
+            return ""
+        return f"{int(self.done) / int(self.total):.0%}"
+
+
+def read_stage(folder: Path) -> Stage | None:
+    """What a run does; ``None`` if its log has no bar."""
     for line in reversed(log_tail(folder)):
         if bar := PROGRESS_BAR.search(line):
             left = bar["ours"] or bar["left"]
-            rest = "" if left == "?" else f", {left} left"
-            return printable(f"{bar['what'].strip()}: {bar['done']} of {bar['total']}{rest}")
-    return ""
+            parts = (bar["what"].strip(), bar["done"], bar["total"], bar["rate"] or "", "" if left == "?" else left)
+            return Stage(*map(printable, parts))
+    return None
 
 
-def state_rows(runs: Sequence[Run], folders: Sequence[Path]) -> list[tuple[str, str, str]]:
-    """State, name and folder of every run.
-
-    With the reason of failed and damaged ones and of those without a score, and with the stage of those that run.
-    """
-    rows: list[tuple[str, str, str]] = []
-    for run, folder in zip(runs, folders, strict=True):
-        state, reason = described_state(folder, run.tasks)
-        reason = reason or (stage_of(folder) if state == "running" else "")
-        rows.append((state, run.name, f"{folder.name}: {reason}" if reason else folder.name))
-    return rows
+def stage_of(folder: Path) -> str:
+    """What a run does, as ``Scoring under edits: 96 of 256, 20 s left``."""
+    stage = read_stage(folder)
+    if stage is None:
+        return ""
+    return f"{stage.what}: {stage.done} of {stage.total}" + (f", {stage.left} left" if stage.left else "")
 
 
 def described_state(folder: Path, tasks: Sequence[str]) -> tuple[str, str]:
@@ -120,8 +148,3 @@ def _scored_state(folder: Path) -> tuple[str, str]:
     """State of a run whose results are complete, and the reason if cases have no score."""
     nothing, reason = missing_scores(folder / RESULTS)
     return (UNSCORED if nothing else "done"), reason
-
-
-def count_states(rows: Sequence[tuple[str, str, str]]) -> str:
-    """The number of runs by state, such as ``3 done, 1 failed``."""
-    return ", ".join(f"{number} {state}" for state, number in Counter(row[0] for row in rows).items())
