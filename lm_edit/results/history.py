@@ -33,7 +33,7 @@ DIGITS = 12  # of a digest that are shown
 MAX_NAMED = 4  # changes that a cell names
 
 
-class Entry(NamedTuple):
+class DatedRow(NamedTuple):
     """A row in one file.
 
     Attributes:
@@ -70,7 +70,7 @@ def history(paths: Paths, metrics: Sequence[str] = (), only: Sequence[str] = ())
     labels = run_labels(frame)
     table = [["task", "metric", "run", "date", "value", "cases", "made stale by"]]
     for group in several:
-        entries = [Entry(row, _facts(row, files[row["file"]])) for row in group.to_dict("records")]
+        entries = [DatedRow(row, _facts(row, files[row["file"]])) for row in group.to_dict("records")]
         table += _rows_of(entries, labels)
     notes = [f"{len(groups) - len(several)} further rows have one date only."] if len(groups) > len(several) else []
     return Comparison(table, [*notes, *_installed(files.values())])
@@ -92,7 +92,7 @@ def _chosen(frame: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
     return frame[frame["shown"].isin(metrics) | (frame["metric"].isin(metrics) & (frame["stage"] == ""))]
 
 
-def _rows_of(entries: Sequence[Entry], labels: Mapping[str, str]) -> Iterator[list[str]]:
+def _rows_of(entries: Sequence[DatedRow], labels: Mapping[str, str]) -> Iterator[list[str]]:
     before = None
     for number, entry in enumerate(entries):
         row = entry.row
