@@ -120,9 +120,9 @@ def _history(args: argparse.Namespace) -> int:
 def _watch(args: argparse.Namespace) -> int:
     """Print the runs of a sweep again whenever something has changed; 1 if one has failed when none is left."""
     from edit_hooks.utils.storage.files import require_folder
-    from lm_edit.sweeps.execution.watch import HEADER, Watched
+    from lm_edit.sweeps.execution.watch import HEADER, SweepFolder
 
-    watched = Watched(require_folder(args.folder, "the folder of a sweep,"))
+    watched = SweepFolder(require_folder(args.folder, "the folder of a sweep,"))
     shown: object = None
     while True:
         seen = watched.read()

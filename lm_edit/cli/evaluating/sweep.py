@@ -190,9 +190,9 @@ def dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int:
 
 
 def _print_states(grid: Grid, out: Path) -> int:
-    from lm_edit.sweeps.execution.watch import HEADER, Watched
+    from lm_edit.sweeps.execution.watch import HEADER, SweepFolder
 
-    seen = Watched(out, grid.runs).read()
+    seen = SweepFolder(out, grid.runs).read()
     table(HEADER, seen.rows)
     for line in seen.summary:
         say(line)

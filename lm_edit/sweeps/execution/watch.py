@@ -62,7 +62,7 @@ def _size(content: Mapping[str, Any], tasks: Sequence[str]) -> str:
     return repr((sorted(tasks), content.get("limit"), (content.get("model_args") or {}).get("data")))
 
 
-class Watched:
+class SweepFolder:
     """The runs below a folder, read again by every :meth:`read`; finished runs are read once.
 
     Args:

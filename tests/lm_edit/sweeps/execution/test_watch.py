@@ -16,7 +16,7 @@ from lm_edit.cli.main import main
 from lm_edit.sweeps.execution.runs import LOG, RESULTS, SETTINGS, RunOutcome, _locked
 from lm_edit.sweeps.execution.schedule import Event, run_all
 from lm_edit.sweeps.execution.status import Progress
-from lm_edit.sweeps.execution.watch import Watched
+from lm_edit.sweeps.execution.watch import SweepFolder
 
 BAR = "\rScoring under edits:  38%|###   | 96/256 [00:10<00:16,  9.71prompt/s]"
 
@@ -46,7 +46,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def test_shares_rates_and_what_waits(out):
-    watched = Watched(out)
+    watched = SweepFolder(out)
     with _locked(out / "running"):
         seen = watched.read()
     rows = {row[5]: row for row in seen.rows}
@@ -75,7 +75,7 @@ def test_the_command_ends_with_the_sweep_and_needs_one(out, capsys, monkeypatch)
     assert counts == "1 failed, 3 done" and cases.startswith("12 of 16 cases")
     (out / "empty").mkdir()
     with pytest.raises(EditingError, match="has no runs of a sweep"):
-        Watched(out / "empty")
+        SweepFolder(out / "empty")
 
 
 def test_the_run_of_another_process_is_named_within_a_second(tmp_path):
