@@ -8,6 +8,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.storage.files import blocks_of
 from lm_edit.leaderboard.site import FILES, is_part
 
 HOST = "127.0.0.1"
@@ -48,7 +49,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if name not in FILES and not is_part(name):
             return self.send_error(HTTPStatus.NOT_FOUND)
         try:
-            content = (self.root / name).read_bytes()
+            content = b"".join(blocks_of(self.root / name))
         except OSError:
             return self.send_error(HTTPStatus.NOT_FOUND)
         self.send_response(HTTPStatus.OK)
