@@ -8,6 +8,7 @@ Three looks at the model, on a dozen facts that are embedded for this purpose:
   it wrecks the model, so it is no candidate;
 - a search (:mod:`lm_edit.tuning.search`) over the blocks that are left, those by depth, and the step.
 
+All of it in the text in which the run makes its edits (``edit_context``), as the chat template of an instruct model.
 The result is stored under the identity of the model, with the evidence. ``lm-edit tune`` searches more.
 """
 
@@ -22,20 +23,22 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.registry import load_editor
+from edit_hooks.lm.asking.contexts import edit_context_of
 from edit_hooks.lm.model import EditedHFLM
-from edit_hooks.locate.context_templates import BARE
+from edit_hooks.locate.context_templates import BARE as BARE_TEMPLATE
 from edit_hooks.locate.tracing.causal_trace import TraceSettings, trace_facts
 from edit_hooks.locate.values.key_reader import read_rows
 from edit_hooks.locate.values.rows import rewriting_row
 from edit_hooks.modeling.architectures import num_layers, unwrapped
 from edit_hooks.modeling.support import editable_blocks
+from edit_hooks.prompt_context import BARE, PromptContext
 from edit_hooks.self_check.run import require_support
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.storage.hashing import code_fingerprint
 from edit_hooks.utils.storage.locks import locked
-from lm_edit.tuning.cases import load_cases
+from lm_edit.tuning.cases import in_context, load_cases
 from lm_edit.tuning.search import search
 from lm_edit.tuning.settings_file import SearchRecord, write_settings
 from lm_eval_tasks.common.records.cases import Case
@@ -69,13 +72,19 @@ class Evidence(NamedTuple):
 
 
 def auto_settings(
-    pretrained: object, options: Mapping[str, Any], editor: str, seed: int, store: Store | None
+    pretrained: object,
+    options: Mapping[str, Any],
+    editor: str,
+    seed: int,
+    store: Store | None,
+    edit_context: str = "bare",
 ) -> dict[str, Any] | str:
     """The settings of an editor for a model: none if settings are shipped, else stored or found now.
 
     Args:
         pretrained, options: of lm-eval's Hugging Face class, for the unedited model.
         store: where settings are kept; ``None``: they are found again in every run.
+        edit_context: in which edits are made and questions asked while settings are searched.
 
     Returns:
         The settings, or with a store the YAML file that holds them.
@@ -89,26 +98,28 @@ def auto_settings(
         log.info("editor_args=auto: settings of %s are shipped for this model, or it has none to find.", editor)
         return {}
     require_support(lm.model)
-    inputs = {"editor": made.key_identity, "seed": seed}
+    context = edit_context_of(edit_context, lm.tokenizer, lm.chats.template)
+    inputs = {"editor": made.key_identity, "seed": seed, "context": context.to_dict()}
     description = Description(
         what="auto settings", model=lm.identity.to_dict(), code=code_fingerprint(__name__), inputs=inputs
     )
     if store is None:
-        return _find(lm, editor, seed, None)["settings"]
+        return _find(lm, editor, seed, context, None)["settings"]
     path = store.root / KIND / f"{description.key}.yaml"
     with locked(store.root / KIND / f"{description.key}.lock", f"another process finds the settings of {editor}."):
         found = store.load_json(KIND, description)
         if found is None or not path.is_file():
-            found = _find(lm, editor, seed, path)
+            found = _find(lm, editor, seed, context, path)
             store.save_json(KIND, description, found)
     for line in found["evidence"]:
         log.info("editor_args=auto: %s", line)
     return str(path)
 
 
-def _find(lm: EditedHFLM, editor: str, seed: int, path: Path | None) -> dict[str, Any]:
+def _find(lm: EditedHFLM, editor: str, seed: int, context: PromptContext, path: Path | None) -> dict[str, Any]:
     """Find settings; the record for the store: ``settings``, and ``evidence`` in lines."""
-    cases = [case for case in load_cases("bake", FACTS) if case.neighbors][:NUM_FACTS]
+    bare = [case for case in load_cases("bake", FACTS) if case.neighbors][:NUM_FACTS]
+    cases = in_context(bare, context)
     evidence = look(lm.model, lm.tokenizer, editor, cases, seed)
     shared: dict[str, Any] = {"seed": seed}
     templates = getattr(load_editor(editor, shared).default_config(lm.model), "context_templates", None)
@@ -125,7 +136,8 @@ def _find(lm: EditedHFLM, editor: str, seed: int, path: Path | None) -> dict[str
         )
     best = outcome.trials[0]
     if path is not None:
-        facts = f"{len(best.facts)} facts of bake (data={FACTS['data']})"
+        asked = "" if context == BARE else ", edited and asked in edit_context"
+        facts = f"{len(best.facts)} facts of bake (data={FACTS['data']}{asked})"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_settings(path, best, SearchRecord(editor, str(lm.pretrained), facts, cases, seed))
     settings = {name: value for name, value in best.settings.items() if name != "seed"}
@@ -141,7 +153,7 @@ def look(
     trace = trace_facts(model, tokenizer, requests, SHORT_TRACE, quiet=True)
     effects: list[float] = trace.effects["mlp"].get("subject_last", {}).get("mean", [])
     blocks = editable_blocks(model)
-    rows = [rewriting_row(tokenizer, request, BARE, "subject_last") for request in requests]
+    rows = [rewriting_row(tokenizer, request, BARE_TEMPLATE, "subject_last") for request in requests]
     outputs = read_rows(model, rows, blocks, blocks[-1]).outputs_RD if blocks else {}
     norms = {block: float(outputs[block].float().norm(dim=1).mean()) for block in blocks}
     sinks = [block for block in blocks if norms[block] > SINK * statistics.median(norms.values())]

@@ -38,6 +38,7 @@ from edit_hooks.lm.editing.independent import BATCH, BATCH_ON_GPU
 from edit_hooks.modeling.fingerprint.identity import model_identity
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.prompt_context import continuation
+from edit_hooks.request import EditRequest
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
@@ -106,7 +107,7 @@ class Trial:
 
 
 class _Probe(NamedTuple):
-    """A question under the edit of one case; ``separator`` is that of the case's record, if it has one."""
+    """A question under the edit of one case; ``separator`` is that of the case's context or record, if it has one."""
 
     case_index: int
     kind: str
@@ -207,7 +208,7 @@ class TrialRunner:
         reasons = [_failure(delta) for delta in deltas]
         made = [index for index, reason in enumerate(reasons) if reason is None]
         probes = [
-            _Probe(index, kind, question, cases[index].request.separator)
+            _Probe(index, kind, question, _separator_of(cases[index].request))
             for index in made
             for kind in KINDS
             for question in cases[index].questions(kind)
@@ -297,6 +298,11 @@ def _token_probability(answer: ScoredContinuation) -> float:
 
 def _share_equal(left: Sequence[int], right: Sequence[int]) -> float:
     return sum(first == second for first, second in zip(left, right, strict=True)) / len(left)
+
+
+def _separator_of(request: EditRequest) -> str | None:
+    """The white space before answers; ``None``: by the scripts of the texts."""
+    return request.separator if request.context is None else request.context.separator
 
 
 def _mean(values: Sequence[float]) -> float | None:

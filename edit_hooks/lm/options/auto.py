@@ -38,5 +38,6 @@ def found_settings(pretrained: object, loading: Mapping[str, Any], own: Mapping[
         str(own.get("editor", default_of("editor"))),
         int(own.get("seed", default_of("seed"))),
         None if store == "off" else Store(store),
+        str(own.get("edit_context", default_of("edit_context"))),
     )
     return settings

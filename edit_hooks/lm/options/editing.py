@@ -219,10 +219,12 @@ class EditingOptions:
         here. Else the embedded facts that belong to no benchmark's sample.
         """
         data = self.data or (MINI if is_demo else HUB)
+        context = () if self.edit_context == EDIT_CONTEXTS[0] else ("--edit-context", self.edit_context)
         if data.partition(":")[0] != HUB:
-            return ("--edits", "bake", "--data", MINI if data == HELD_OUT else HELD_OUT)
+            return ("--edits", "bake", "--data", MINI if data == HELD_OUT else HELD_OUT, *context)
         is_shuffled = self.subset is not None or self.subset_seed is not None
-        return (*LAST_FACTS, "--subset-seed", str(self.subset_seed or 0)) if is_shuffled else LAST_FACTS
+        order = ("--subset-seed", str(self.subset_seed or 0)) if is_shuffled else ()
+        return (*LAST_FACTS, *order, *context)
 
     @property
     def makes_edits(self) -> bool:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from edit_hooks.prompt_context import EDIT_CONTEXTS
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.settings.numbers import NON_NEGATIVE, SEED
 from lm_edit.cli.command import (
@@ -53,6 +54,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--edits", required=True, help="held-out facts: a benchmark, or a JSON(L) file of facts")
     add_data_arguments(parser)
+    parser.add_argument(
+        "--edit-context",
+        choices=EDIT_CONTEXTS,
+        default=EDIT_CONTEXTS[0],
+        help="text in which edits are made and questions asked (default bare)",
+    )
     parser.add_argument("--num-edits", type=whole(), default=16, help="number of facts (default 16)")
     parser.add_argument("--skip", type=whole(NON_NEGATIVE), default=0, help="skip this many facts at the beginning")
     parser.add_argument(
@@ -73,8 +80,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from edit_hooks.lm.asking.contexts import edit_context_of
     from edit_hooks.utils.settings.options import parse_editor_args
     from lm_edit.tuning.candidates import fixed_settings
+    from lm_edit.tuning.cases import in_context
     from lm_edit.tuning.search import check_search, search
     from lm_edit.tuning.settings_file import SearchRecord, write_settings
 
@@ -84,6 +93,7 @@ def _run(args: argparse.Namespace) -> int:
     settings = parse_editor_args(args.editor_args)
     shared = {"seed": args.seed, **settings}
     store, lm = open_store(args.store), load_model(args)
+    cases = in_context(cases, edit_context_of(args.edit_context, lm.tokenizer, lm.chats.template))
     check_search(args.editor, lm.outline, shared, vary, cases)
     if fixed := fixed_settings(shared, vary):
         say(f"as in --editor-args, not searched: {', '.join(fixed)}")
@@ -112,6 +122,7 @@ def _run(args: argparse.Namespace) -> int:
         record = SearchRecord(args.editor, _model_text(args, lm), facts, searched, seed)
         write_settings(args.out, outcome.trials[0], record)
         options = f"editor={args.editor},editor_args={args.out}{f',seed={seed}' if seed else ''}"
+        options += "" if args.edit_context == EDIT_CONTEXTS[0] else f",edit_context={args.edit_context}"
         say(f"written to {args.out}; use it with {options}, on other facts")
     return 0
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.lm.options import auto as option
+from edit_hooks.prompt_context import PromptContext
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.storage.yaml_io import read_yaml
-from lm_edit.tuning import auto
+from lm_edit.tuning import auto, trials
 from lm_edit.tuning.auto import candidate_layers, look
-from lm_edit.tuning.cases import load_cases
+from lm_edit.tuning.cases import in_context, load_cases
+from lm_edit.tuning.trials import TrialRunner
+from lm_eval_tasks.common.records.cases import KINDS
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +59,51 @@ def test_settings_are_found_once_and_used(few, tiny_path, tmp_path, monkeypatch,
     monkeypatch.setattr(auto, "search", refused)
     again = EditedHFLM(**options(tiny_path("llama"), tmp_path / "store"))
     assert again.options.editor_args == lm.options.editor_args
+
+
+def test_settings_are_searched_in_the_context_of_the_edits(few, tiny_path, tmp_path, monkeypatch):
+    """In a chat, each fact is edited and asked in the template; what was found for bare prompts is not used."""
+    seen, plain_search = [], auto.search
+
+    def search(*args: Any, **kwargs: Any) -> Any:
+        seen.append(args[5])
+        return plain_search(*args, **kwargs)
+
+    monkeypatch.setattr(auto, "search", search)
+    folder = shutil.copytree(tiny_path("llama"), tmp_path / "instruct")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = "{% for m in messages %}<|{{ m.role }}|> {{ m.content }}\n{% endfor %}<|assistant|>"
+    tokenizer.save_pretrained(folder)
+    for context in ("bare", "chat"):
+        EditedHFLM(**options(folder, tmp_path / "store", edit_context=context))
+    bare, chat = seen
+    assert len(list((tmp_path / "store").rglob("*.yaml"))) == 2
+    for plain, asked in zip(bare, chat, strict=True):
+        assert asked.request.text == f"<|user|> {plain.request.text}\n<|assistant|>" and asked.request.seam == " "
+        for kind in KINDS:
+            prompts = [f"<|user|> {question.prompt}\n<|assistant|>" for question in plain.questions(kind)]
+            assert [question.prompt for question in asked.questions(kind)] == prompts
+    with pytest.raises(EditingError, match="no chat template"):
+        EditedHFLM(**options(tiny_path("llama"), tmp_path / "store", edit_context="chat"))
+
+
+def test_answers_of_a_chat_follow_its_header_without_a_space(tiny_model, tiny_tokenizer):
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe")
+    context = PromptContext("<|user|> ", "\n<|assistant|>\n", "")
+    (case,) = in_context(load_cases("bake", auto.FACTS)[:1], context)
+    scored = []
+
+    def score(model: Any, jobs: Any, limits: Any, progress: Any) -> Any:
+        scored.extend(item for item, _ in jobs)
+        return plain_score(model, jobs, limits, progress)
+
+    plain_score = trials.score
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trials, "score", score)
+        TrialRunner(model, tokenizer, "ft_m", None).unedited([case])
+    first = scored[0]
+    assert tokenizer.decode(first.context).endswith("<|assistant|>\n")
+    assert tokenizer.decode(first.continuation) == case.request.target_new
 
 
 def test_there_is_nothing_to_find_for_editors_of_prompts(tiny_path, tmp_path):

@@ -118,6 +118,7 @@ def test_a_settings_file_is_read_again_and_never_overwritten(suggest: Any, tmp_p
 def test_the_model_of_the_run_is_named_in_full(suggest: Any, tiny_path: Any) -> None:
     args = parse(suggest("ft_m", {}, revision="main", dtype="bfloat16"))
     assert (args.pretrained, args.revision, args.dtype) == (str(tiny_path("llama")), "main", "bfloat16")
+    assert parse(suggest("ft_m", {}, edit_context="qa")).edit_context == "qa"
     args = parse(suggest("broken_editors:Sound", {}))
     assert args.editor == "broken_editors:Sound"  # which no table knows by its name
     assert args.dtype is None and args.seed == 0
