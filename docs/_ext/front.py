@@ -18,6 +18,7 @@ from blocks_measured import METRICS, kept_cells, question_table
 from lm_edit.figures.drawing.charts import Chart
 from lm_edit.figures.drawing.look import number
 from lm_edit.figures.drawing.output import write_figure
+from lm_edit.figures.drawing.style import Style
 from lm_edit.figures.select import Cell
 from lm_edit.figures.wild import answer_gap
 from lm_edit.leaderboard import board
@@ -77,7 +78,7 @@ def main() -> int:
     if parser.parse_args().check:
         return 0 if is_current() else 1
     for dark, path in PICTURES.items():
-        write_figure(picture(), path, dark=dark)
+        write_figure(picture(), path, Style(dark=dark))
     README.write_text(with_table(README.read_text(encoding="utf-8")), encoding="utf-8")
     return 0
 

@@ -9,7 +9,10 @@ from pathlib import Path
 from edit_hooks.utils.errors import EditingError, near_misses
 from lm_edit.figures import bird_weights, case_answers, causal_trace, stream_curves
 from lm_edit.figures.bake import bake_answers, bake_icl, bake_logprob, bake_statistics
+from lm_edit.figures.drawing.charts import Chart, arranged
 from lm_edit.figures.drawing.output import check_output, write_figure
+from lm_edit.figures.drawing.style import USUAL, Style
+from lm_edit.figures.drawing.tables import Table
 from lm_edit.figures.evk import evk_align, evk_glue, evk_map
 from lm_edit.figures.inputs import Inputs
 from lm_edit.figures.needs import DATA, DEFAULTS, Options
@@ -65,22 +68,29 @@ def draw_figure(
     only: Sequence[str] = (),
     options: Options = DEFAULTS,
     *,
-    dark: bool = False,
-) -> Path:
-    """Draw a figure from files and write it; equal inputs give equal bytes.
+    style: Style = USUAL,
+    order: Sequence[str] = (),
+) -> Chart | Table:
+    """Draw a figure from files and write it; equal inputs give equal bytes. Return what is drawn.
 
     Args:
         only: conditions on the results, see :func:`lm_edit.results.filters.filter_rows`.
-        dark: for a dark page.
+        order: names that come first, see :func:`~lm_edit.figures.drawing.charts.arranged`.
 
     Raises:
         EditingError: if the files lack what the figure needs, naming the tasks and settings that write it; for a choice
             that the figure does not have.
     """
-    check_output(output, is_table=spec.is_table, dark=dark)
+    check_output(output, is_table=spec.is_table, style=style)
+    if order and spec.is_table:
+        raise EditingError(f"--order {','.join(order)}: {spec.name} is a table, which has no such choice.")
     read_conditions(only)  # wrong ones are refused before the files are read
     inputs = Inputs(paths, only)
     spec.refuse_unread(inputs, options)
     if not paths and spec.needs.reads != DATA:
         raise spec.needs.missing("no files are given")
-    return write_figure(spec.draw(inputs, options), output, dark=dark)
+    drawn = spec.draw(inputs, options)
+    if order and not isinstance(drawn, Table):
+        drawn = arranged(drawn, order)
+    write_figure(drawn, output, style)
+    return drawn

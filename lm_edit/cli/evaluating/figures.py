@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 
+from edit_hooks.utils.settings.numbers import POSITIVE
 from lm_edit.cli.command import (
     DATA_HELP,
     Verb,
     add_only_argument,
     add_overwrite_argument,
     check_output_files,
+    real,
     say,
     table,
 )
@@ -22,7 +24,16 @@ def _add_figure_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--out", required=True, help="file: .svg, .png, .pdf, .html (interactive); tables: .md, .csv"
     )
     add_only_argument(parser)
-    parser.add_argument("--dark", action="store_true", help="for a dark page (.svg, .png, .pdf)")
+    parser.add_argument("--order", default="", metavar="NAMES", help="names that come first, as rome,memit")
+    parser.add_argument("--palette", help="okabe-ito (default), tol-bright, gray, or colors as #0072B2,#E69F00")
+    image = parser.add_argument_group("images", "for .svg, .png and .pdf")
+    image.add_argument("--dark", action="store_true", help="for a dark page")
+    image.add_argument("--width", type=real(POSITIVE), metavar="INCHES", help="of the figure, as 3.25 for a column")
+    image.add_argument("--height", type=real(POSITIVE), metavar="INCHES", help="of the figure; default: as it needs")
+    image.add_argument("--font", default="", metavar="NAME", help="an installed font; default: DejaVu Sans")
+    image.add_argument("--font-size", type=real(POSITIVE), default=7.5, metavar="POINTS", help="of texts (default 7.5)")
+    image.add_argument("--no-title", action="store_true", help="without the title inside the figure")
+    image.add_argument("--no-caption", action="store_true", help="without the caption inside, which is printed")
     parser.add_argument(
         "--metric", help="column to draw in place of the default; an error where a figure has no choice of it"
     )
@@ -32,13 +43,30 @@ def _add_figure_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _draw(args: argparse.Namespace) -> int:
+    from lm_edit.figures.drawing.charts import Chart
+    from lm_edit.figures.drawing.style import Style, read_palette
     from lm_edit.figures.needs import Options
     from lm_edit.figures.registry import draw_figure, find_figure
 
     spec = find_figure(args.name)
     check_output_files(args, "out", inputs=[*args.results, *([args.data] if args.data else [])])
     options = Options(args.metric, args.case, args.data)
-    say(f"written to {draw_figure(spec, args.results, args.out, args.only, options, dark=args.dark)}")
+    style = Style(
+        dark=args.dark,
+        palette=read_palette(args.palette) if args.palette else (),
+        font=args.font,
+        font_size=args.font_size,
+        width=args.width,
+        height=args.height,
+        title=not args.no_title,
+        caption=not args.no_caption,
+    )
+    order = [name.strip() for name in args.order.split(",") if name.strip()]
+    drawn = draw_figure(spec, args.results, args.out, args.only, options, style=style, order=order)
+    if args.no_caption and isinstance(drawn, Chart):
+        for sentence in drawn.sentences:
+            say(sentence)
+    say(f"written to {args.out}")
     return 0
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PATHS_HELP = "result files of lm_eval --output_path, or folders that contain some"
 WATCH_HELP = "print the runs of a sweep while they are executed: share, rate, time left, and what waits"
-TARGET_NAMES = ("csv", "every-eval-ever", "hf", "inspect")  # lm_edit.results.exports.targets
+TARGET_NAMES = ("csv", "dataset", "every-eval-ever", "hf", "inspect")  # lm_edit.results.exports.targets
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

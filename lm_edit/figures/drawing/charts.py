@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from edit_hooks.utils.errors import EditingError, near_misses
+
 Limits: TypeAlias = tuple[float, float]
 
 SHARE: Limits = (0.0, 1.0)
@@ -252,12 +254,7 @@ def thinned(series: Series) -> Series:
         if known:
             kept |= {min(known, key=series.values.__getitem__), max(known, key=series.values.__getitem__)}
         kept |= set([place for place in places if math.isnan(series.values[place])][:1])
-    order = sorted(kept)
-    columns = ("values", "positions", "low", "high", "counts", "texts", "gaps")
-    found: dict[str, Any] = {
-        name: [own[place] for place in order] for name in columns if (own := getattr(series, name))
-    }
-    return replace(series, **found)
+    return _at(series, sorted(kept))
 
 
 def _gaps(series: Series, has_positions: bool) -> Iterator[tuple[str, str]]:
@@ -269,3 +266,52 @@ def _gaps(series: Series, has_positions: bool) -> Iterator[tuple[str, str]]:
         own = [index for index, why in zip(places, reasons, strict=True) if why == reason]
         listed = [f"{points[index][0]:g}" if has_positions else f"point {index + 1}" for index in own]
         yield reason, series.name if len(own) == len(points) else f"{series.name} at {', '.join(listed)}"
+
+
+def arranged(chart: Chart, order: Sequence[str]) -> Chart:
+    """The chart with categories, lines and points of these names first, in this order; colors stay.
+
+    Raises:
+        EditingError: for a name that no panel has.
+    """
+    known = {name for panel in chart.panels for name in _names(panel)}
+    for name in order:
+        if name not in known:
+            accepted = (
+                f"In this figure: {', '.join(sorted(known))}." if known else "This figure has no order to choose."
+            )
+            raise EditingError(f"--order {name}: no such name is drawn.{near_misses(name, known)} {accepted}")
+    return replace(chart, panels=[_arranged(panel, list(order)) for panel in chart.panels])
+
+
+def _names(panel: Panel) -> list[str]:
+    """What can be ordered."""
+    categories = list(panel.categories) if isinstance(panel, Bars) else []
+    return categories + [one.name for one in panel.series] if isinstance(panel, (Bars, Lines, Points)) else []
+
+
+def _arranged(panel: Panel, order: Sequence[str]) -> Panel:
+    if not isinstance(panel, (Bars, Lines, Points)):
+        return panel
+    series = sorted(panel.series, key=lambda one: _rank(one.name, order))
+    if not isinstance(panel, Bars):
+        return replace(panel, series=series)
+    places = sorted(range(len(panel.categories)), key=lambda place: _rank(panel.categories[place], order))
+    return replace(
+        panel,
+        categories=[panel.categories[place] for place in places],
+        series=[_at(one, places) for one in series],
+    )
+
+
+def _rank(name: str, order: Sequence[str]) -> int:
+    return order.index(name) if name in order else len(order)
+
+
+def _at(series: Series, places: Sequence[int]) -> Series:
+    """The series with the values of these places alone, in this order."""
+    columns = ("values", "positions", "low", "high", "position_low", "position_high", "counts", "texts", "gaps")
+    found: dict[str, Any] = {
+        name: [own[place] for place in places] for name in columns if (own := getattr(series, name))
+    }
+    return replace(series, **found)

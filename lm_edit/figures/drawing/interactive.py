@@ -249,7 +249,8 @@ def _draw_waterfall(figure: go.Figure, panel: Waterfall, cell: dict[str, int]) -
     bars = panel.bars()
     totals = (0, len(bars) - 1)
     changes = [end - start for _, start, end in bars]
-    colors = [TOTAL if row in totals else RISE if change >= 0 else FALL for row, change in enumerate(changes)]
+    kinds = [TOTAL if row in totals else RISE if change >= 0 else FALL for row, change in enumerate(changes)]
+    colors = list(map(color_of, kinds))
     texts = [number(end) if row in totals else f"{end - start:+.2f}" for row, (_, start, end) in enumerate(bars)]
     texts = [UNSCORED if math.isnan(change) else text for text, change in zip(texts, changes, strict=True)]
     starts = [0.0 if math.isnan(end - start) else start for _, start, end in bars]

@@ -12,13 +12,15 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from lm_edit.figures.drawing.style import points
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.text import Text
     from matplotlib.transforms import Bbox
 
-TITLE_LINE = 0.15  # inches
+TITLE_LINE = 0.15  # inches at the usual font size
 PAD = 3.0  # pixels between a text and what is near it
 
 
@@ -62,7 +64,7 @@ def fit(figure: Figure, panels: Sequence[DrawnPanel]) -> None:
         wrapped = _wrap_title(panel)
         lines[panel.row] = max(lines.get(panel.row, 1), wrapped)
     width, height = figure.get_size_inches()
-    figure.set_size_inches(width, height + TITLE_LINE * sum(count - 1 for count in lines.values()))
+    figure.set_size_inches(width, height + points(TITLE_LINE) * sum(count - 1 for count in lines.values()))
     figure.draw_without_rendering()
     together: dict[tuple[float, float], list[DrawnPanel]] = {}
     for panel in panels:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from edit_hooks.utils.printable import printable
 from lm_edit.figures.drawing.charts import UNSCORED, Bars, Chart, Lines, Network, Points
+from lm_edit.figures.drawing.style import style
 
-# Okabe and Ito's colors, which are distinct with color vision deficiencies, too; without yellow, for white paper.
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#6E4B1F", "#222222")
 GRAY = "#777777"
-TOTAL, RISE, FALL = PALETTE[0], PALETTE[2], PALETTE[3]  # bars of a waterfall
+TOTAL, RISE, FALL = 0, 2, 3  # colors of the bars of a waterfall
 # of matplotlib and of plotly
 MARKERS = (
     ("o", "circle"),
@@ -56,24 +53,11 @@ DARK = Theme(
     "#14181e", "#e6e6e6", "#d0d0d0", "#b8b8b8", "#3a4048", "#d0d4da",
     {"start": "#1d3c52", "end": "#5a4715", "other": "#2a2f36"},
 )  # fmt: skip
-# Lighter than the palette where that is dark; the same hues, so that texts about the colors hold.
-DARK_PALETTE = ("#4FA8E8", "#E69F00", "#2BC29A", "#F07F3A", "#D98FB8", "#7CC7F2", "#B98A5A", "#BBBBBB")
-_theme: ContextVar[Theme] = ContextVar("theme", default=LIGHT)
 
 
 def theme() -> Theme:
     """The theme of the figure that is being drawn."""
-    return _theme.get()
-
-
-@contextlib.contextmanager
-def drawn_in(chosen: Theme) -> Iterator[None]:
-    """Scope in which figures are drawn in a theme."""
-    token = _theme.set(chosen)
-    try:
-        yield
-    finally:
-        _theme.reset(token)
+    return DARK if style().dark else LIGHT
 
 
 class EdgeLook(NamedTuple):
@@ -94,7 +78,7 @@ EDGE_LOOKS = (
 
 def color_of(index: int | None) -> str:
     """A color of the palette, which repeats; gray for None."""
-    palette = DARK_PALETTE if theme() is DARK else PALETTE
+    palette = style().colors
     return GRAY if index is None else palette[index % len(palette)]
 
 
@@ -105,7 +89,7 @@ def marker_of(index: int) -> tuple[str, str]:
 
 def dash_of(index: int) -> tuple[str, str]:
     """A dash, of matplotlib and of plotly; two lines of one color differ in it."""
-    return DASHES[(index + index // len(PALETTE)) % len(DASHES)]
+    return DASHES[(index + index // len(style().colors)) % len(DASHES)]
 
 
 def edge_look(panel: Network, kind: str) -> EdgeLook:

@@ -25,16 +25,13 @@ from lm_edit.figures.drawing.charts import (
 from lm_edit.figures.drawing.layout import DrawnPanel, Movable, TextPlace, fit, legend_columns
 from lm_edit.figures.drawing.look import (
     BEND,
-    DARK,
     FALL,
     GRAY,
-    LIGHT,
     MAX_TITLE,
     RISE,
     TOTAL,
     color_of,
     dash_of,
-    drawn_in,
     edge_look,
     legend_names,
     marker_of,
@@ -45,6 +42,7 @@ from lm_edit.figures.drawing.look import (
     text_on,
     theme,
 )
+from lm_edit.figures.drawing.style import points, style
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -53,6 +51,7 @@ if TYPE_CHECKING:
     from matplotlib.text import Text
 
 PANEL_WIDTH = 3.4  # inches: a column of a paper
+NARROWEST_PANEL = 2.2  # inches; a narrower figure has fewer panels in a row
 ROW_HEIGHT = 0.16  # of a bar
 # of the caption, of the title, of the legend beside its handle
 CHARACTERS_PER_INCH, TITLE_CHARACTERS_PER_INCH, LEGEND_CHARACTERS_PER_INCH = 19, 12, 15
@@ -92,22 +91,25 @@ SETTINGS: dict[str, Any] = {
     "pdf.fonttype": 42,
     "text.parse_math": False,  # a dollar sign is one
 }
+SIZES = ("font.size", "axes.titlesize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize")
 # Dates make equal figures differ.
 METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 
 
 def draw_static(chart: Chart) -> Figure:
     """Draw a chart; all settings are those of this module, not of the user's matplotlib."""
-    from matplotlib import style
+    from matplotlib import style as matplotlib_style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with style.context(["default", _settings()]):
+    look = style()
+    with matplotlib_style.context(["default", _settings()]):
         columns = min(chart.columns, len(chart.panels))
+        if look.width:  # of a narrow figure the panels are below each other
+            columns = min(columns, max(1, int(look.width / (NARROWEST_PANEL * look.scale))))
         rows = math.ceil(len(chart.panels) / columns)
-        width = PANEL_WIDTH * (
-            max(2, columns) if any(isinstance(panel, Network) for panel in chart.panels) else columns
-        )
+        usual = max(2, columns) if any(isinstance(panel, Network) for panel in chart.panels) else columns
+        width = look.width or PANEL_WIDTH * usual
         heights = [max(map(panel_height, chart.panels[row * columns : (row + 1) * columns])) for row in range(rows)]
         figure = Figure(figsize=(width, sum(heights)), layout="constrained")
         FigureCanvasAgg(figure)
@@ -117,42 +119,43 @@ def draw_static(chart: Chart) -> Figure:
             axes = figure.add_subplot(grid[divmod(index, columns)])
             texts = _draw_panel(axes, panel)
             drawn.append(DrawnPanel(axes, index // columns, shown(panel.title, MAX_TITLE), *texts))
-        lines = caption_lines(chart.sentences, width)
-        figure.supxlabel("\n".join(lines), fontsize=6.5, color=theme().caption, x=0.01, ha="left", linespacing=1.35)
-        title = textwrap.wrap(shown(chart.title, MAX_TITLE), int(width * TITLE_CHARACTERS_PER_INCH))
+        lines = caption_lines(chart.sentences, width) if look.caption else []
+        if lines:
+            figure.supxlabel(
+                "\n".join(lines), fontsize=points(6.5), color=theme().caption, x=0.01, ha="left", linespacing=1.35
+            )
+        text = shown(chart.title, MAX_TITLE) if look.title else ""
+        title = textwrap.wrap(text, max(1, int(width * TITLE_CHARACTERS_PER_INCH / look.scale)))
         heading = _add_heading(figure, "\n".join(title), legend_names(chart), width)
-        figure.set_size_inches(width, sum(heights) + heading + CAPTION_LINE * len(lines))
+        figure.set_size_inches(width, sum(heights) + heading + CAPTION_LINE * look.scale * len(lines))
         fit(figure, drawn)
+        if look.height:
+            figure.set_size_inches(width, look.height)
     return figure
 
 
-def write_static(chart: Chart, path: Path, *, dark: bool = False) -> Path:
-    """Write a chart as .svg, .png or .pdf; equal charts give equal bytes.
+def write_static(chart: Chart, path: Path) -> Path:
+    """Write a chart as .svg, .png or .pdf in the current style; equal charts give equal bytes."""
+    from matplotlib import style as matplotlib_style
 
-    Args:
-        dark: light ink on a dark ground.
-    """
-    from matplotlib import style
-
-    with drawn_in(DARK if dark else LIGHT):
-        figure = draw_static(chart)
-        settings = _settings()
-    file_format = path.suffix[1:]
+    figure, file_format = draw_static(chart), path.suffix[1:]
     with (
         replacing(path) as temporary,  # its name does not show the format
-        style.context(["default", settings]),
+        matplotlib_style.context(["default", _settings()]),
     ):
         figure.savefig(temporary, format=file_format, metadata=METADATA[file_format])
     return path
 
 
 def _settings() -> dict[str, Any]:
-    """The settings of matplotlib in the current theme."""
-    if theme() is LIGHT:
-        return SETTINGS
+    """The settings of matplotlib in the current style."""
+    sizes = {name: points(size) for name, size in SETTINGS.items() if name in SIZES}
+    font = {"font.family": [style().font, *SETTINGS["font.family"]]} if style().font else {}
+    if not style().dark:
+        return {**SETTINGS, **sizes, **font}
     ground = dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), theme().paper)
     inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
-    return {**SETTINGS, **ground, **dict.fromkeys(inked, theme().axes)}
+    return {**SETTINGS, **sizes, **font, **ground, **dict.fromkeys(inked, theme().axes)}
 
 
 def _whiskers() -> dict[str, Any]:
@@ -161,12 +164,16 @@ def _whiskers() -> dict[str, Any]:
 
 def caption_lines(caption: Sequence[str], width: float) -> list[str]:
     """The caption in lines for a figure of this width in inches."""
-    characters = int(width * CHARACTERS_PER_INCH)
+    characters = max(1, int(width * CHARACTERS_PER_INCH / style().scale))
     return [line for text in caption for line in textwrap.wrap(shown(text, 600), characters, break_on_hyphens=False)]
 
 
 def panel_height(panel: Panel) -> float:
-    """Height of a panel in inches, with its axis labels."""
+    """Height of a panel in inches, with its axis labels, in the current style."""
+    return _usual_height(panel) * max(1.0, style().scale)
+
+
+def _usual_height(panel: Panel) -> float:
     if isinstance(panel, Bars):
         bars = 1 if panel.stacked else len(panel.series)
         lines = max(wrapped(name, CATEGORY_CHARACTERS).count("\n") + 1 for name in panel.categories)
@@ -224,7 +231,7 @@ def _draw_bars(axes: Axes, panel: Bars) -> list[Text]:
                 numbers.append(_write_gap(axes, rows[row], series.gaps[row] if series.gaps else UNSCORED))
             elif panel.stacked and value >= NARROWEST_WITH_NUMBER:
                 middle, ink = starts[row] + value / 2, text_on(color_of(series.color))
-                axes.text(middle, rows[row], number(value), ha="center", va="center", fontsize=6, color=ink)
+                axes.text(middle, rows[row], number(value), ha="center", va="center", fontsize=points(6), color=ink)
             elif with_numbers and not panel.stacked:
                 end = series.high[row] if series.high and value >= 0 else series.low[row] if series.low else value
                 end = value if math.isnan(end) else end
@@ -249,7 +256,7 @@ def _draw_waterfall(axes: Axes, panel: Waterfall) -> list[Text]:
             numbers.append(_write_gap(axes, row, UNSCORED))
             continue
         is_total = row in (0, len(bars) - 1)
-        color = TOTAL if is_total else RISE if end >= start else FALL
+        color = color_of(TOTAL if is_total else RISE if end >= start else FALL)
         index = min(row, len(series.values) - 1)
         interval = [[end - series.low[index]], [series.high[index] - end]] if series.low else None
         axes.barh([row], [end - start], height=0.7, left=[start], color=color, xerr=interval, error_kw=_whiskers())
@@ -274,13 +281,13 @@ def _write_number(axes: Axes, text: str, end: float, place: float, *, leftward: 
     """Write a number beyond the end of a bar and its whisker."""
     return axes.annotate(
         text, (end, place), xytext=(-2 if leftward else 2, 0), textcoords="offset points", va="center",
-        ha="right" if leftward else "left", fontsize=5.5, color=theme().number, annotation_clip=False,
+        ha="right" if leftward else "left", fontsize=points(5.5), color=theme().number, annotation_clip=False,
         bbox={"facecolor": theme().paper, "edgecolor": "none", "pad": 0.4, "alpha": 0.8},
     )  # fmt: skip
 
 
 def _write_gap(axes: Axes, place: float, reason: str) -> Text:
-    return axes.text(0.0, place, f" {reason}", va="center", fontsize=5.5, color=GRAY, style="italic")
+    return axes.text(0.0, place, f" {reason}", va="center", fontsize=points(5.5), color=GRAY, style="italic")
 
 
 def _draw_references(draw_line: Callable[..., object], references: Sequence[Reference]) -> None:
@@ -353,7 +360,7 @@ def _draw_points(axes: Axes, panel: Points) -> list[Movable]:
         if panel.named:
             for x, y, text in zip(series.positions, series.values, series.texts, strict=True):
                 place = NAME_PLACES[0].position
-                name = axes.annotate(shown(text), (x, y), xytext=place, textcoords="offset points", fontsize=6)
+                name = axes.annotate(shown(text), (x, y), xytext=place, textcoords="offset points", fontsize=points(6))
                 name.set_in_layout(False)
                 names.append(Movable(name, NAME_PLACES))
     axes.set_xlabel(shown(panel.position_label))
@@ -377,7 +384,15 @@ def _draw_heat_map(axes: Axes, panel: HeatMap) -> None:
             for column, value in enumerate(values):
                 dark = not math.isnan(value) and (value - low) / ((high - low) or 1) > 0.55
                 text = "-" if math.isnan(value) else number(value)
-                axes.text(column, row, text, ha="center", va="center", fontsize=6, color="white" if dark else "#222222")
+                axes.text(
+                    column,
+                    row,
+                    text,
+                    ha="center",
+                    va="center",
+                    fontsize=points(6),
+                    color="white" if dark else "#222222",
+                )
     step = max(1, math.ceil(width / 12))
     axes.set_xticks(range(0, width, step), [shown(name) for name in panel.columns[::step]])
     step = matrix_step(len(panel.rows))
@@ -393,7 +408,7 @@ def _draw_network(axes: Axes, panel: Network) -> Texts:
     boxes, names, labels = {}, [], []
     for node in panel.nodes:
         text = axes.text(
-            node.x, node.y, wrapped(node.name, 16), fontsize=6, ha="center", va="center", zorder=4,
+            node.x, node.y, wrapped(node.name, 16), fontsize=points(6), ha="center", va="center", zorder=4,
             bbox={
                 "boxstyle": "round,pad=0.25", "facecolor": theme().nodes[node.role], "edgecolor": "#555555",
                 "linewidth": 0.6,
@@ -414,7 +429,7 @@ def _draw_network(axes: Axes, panel: Network) -> Texts:
         if edge.label:
             along = [TextPlace(on_edge(places[edge.source], places[edge.target], share)) for share in SHARES_OF_EDGE]
             text = axes.text(
-                *along[0].position, shown(edge.label, 28), fontsize=5.5, color=look.ink, zorder=3.5,
+                *along[0].position, shown(edge.label, 28), fontsize=points(5.5), color=look.ink, zorder=3.5,
                 bbox={"boxstyle": "round,pad=0.1", "facecolor": theme().paper, "edgecolor": "none", "alpha": 0.85},
             )  # fmt: skip
             labels.append(Movable(text, along))
@@ -438,19 +453,20 @@ def _add_heading(figure: Figure, title: str, names: Sequence[str], width: float)
             entries.setdefault(label, handle[0] if isinstance(handle, ErrorbarContainer) else handle)
     drawn = [name for name in names if name in entries]
     if not drawn:
-        figure.suptitle(title, fontsize=9, fontweight="bold", x=0.01, ha="left")
-        return HEADING_PAD + TITLE_HEIGHT * (title.count("\n") + 1)
-    texts = [wrapped(name, int(width * LEGEND_CHARACTERS_PER_INCH)) for name in drawn]
+        figure.suptitle(title, fontsize=points(9), fontweight="bold", x=0.01, ha="left")
+        return HEADING_PAD + TITLE_HEIGHT * style().scale * (title.count("\n") + 1)
+    characters = max(1, int(width * LEGEND_CHARACTERS_PER_INCH / style().scale))
+    texts = [wrapped(name, characters) for name in drawn]
     handles = [entries[name] for name in drawn]
     measured = figure.legend(handles, texts)
-    beside = (COLUMN_SPACING + HANDLE_LENGTH + 0.8) * SETTINGS["legend.fontsize"] / 72
+    beside = (COLUMN_SPACING + HANDLE_LENGTH + 0.8) * points(SETTINGS["legend.fontsize"]) / 72
     widths = [text.get_window_extent().width / figure.dpi + beside for text in measured.get_texts()]
     measured.remove()
     # As the title of the legend: a title of the figure would be drawn over a legend outside of the panels.
     legend = figure.legend(
-        handles, texts, title=title, title_fontproperties={"weight": "bold", "size": 9}, loc="outside upper left",
-        alignment="left", ncols=legend_columns(widths, width - HEADING_PAD), columnspacing=COLUMN_SPACING,
-        handlelength=HANDLE_LENGTH,
+        handles, texts, title=title or None, title_fontproperties={"weight": "bold", "size": points(9)},
+        loc="outside upper left", alignment="left", ncols=legend_columns(widths, width - HEADING_PAD),
+        columnspacing=COLUMN_SPACING, handlelength=HANDLE_LENGTH,
     )  # fmt: skip
     return HEADING_PAD + legend.get_window_extent().height / figure.dpi
 

@@ -22,19 +22,31 @@ def export_csv(paths: Source, out: Path, options: ExportOptions) -> ExportResult
 
     Mappings and lists are JSON texts. A text that spreadsheet programs would run as a formula is preceded by ``'``.
     """
+    exported, tables = chosen_tables(paths, options, "cases.csv")
+    out.mkdir(parents=True, exist_ok=True)
+    for name, frame in zip(("results.csv", "cases.csv"), tables, strict=True):
+        if not frame.empty:
+            write_atomically(out / name, _csv(frame))
+            exported.files.append(out / name)
+    return exported
+
+
+def chosen_tables(
+    paths: Source, options: ExportOptions, of_cases: str
+) -> tuple[ExportResult, tuple[pd.DataFrame, pd.DataFrame]]:
+    """The tables of results and cases that the options choose, and what the second one lacks.
+
+    Args:
+        of_cases: name of the file of cases, for the reason.
+    """
     results, cases = filter_rows(load_results(paths), options.only), load_cases(paths, require_samples=False)
     if options.only:
         cases = rows_at(cases, OF_CASES, places_of(results, OF_CASES))
     exported = ExportResult()
-    out.mkdir(parents=True, exist_ok=True)
-    for name, frame in (("results.csv", results), ("cases.csv", cases)):
-        if not frame.empty:
-            write_atomically(out / name, _csv(frame))
-            exported.files.append(out / name)
     places = places_of(results, SAMPLE_FILE)
     for _ in [one for one in cases.attrs["without_samples"] if (one["file"], one["task"]) in places]:
-        exported.leave_out("no samples beside the result file: no rows in cases.csv")
-    return exported
+        exported.leave_out(f"no samples beside the result file: no rows in {of_cases}")
+    return exported, (results, cases)
 
 
 def _csv(frame: pd.DataFrame) -> str:

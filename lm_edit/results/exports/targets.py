@@ -9,6 +9,7 @@ from typing import NamedTuple
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.storage.outputs import check_output_folder
 from lm_edit.results.exports.csv_table import export_csv
+from lm_edit.results.exports.dataset import export_dataset
 from lm_edit.results.exports.every_eval_ever import export_every_eval_ever
 from lm_edit.results.exports.hugging_face import export_hugging_face
 from lm_edit.results.exports.inspect_log import export_inspect
@@ -31,6 +32,7 @@ class Target(NamedTuple):
 
 TARGETS: Mapping[str, Target] = {
     "csv": Target("results.csv and, with samples, cases.csv: the tables that the documents describe", export_csv),
+    "dataset": Target("the same tables as Parquet files with a card, for datasets.load_dataset", export_dataset),
     "every-eval-ever": Target("JSON by the schema of evaleval/every_eval_ever", export_every_eval_ever),
     "hf": Target(".eval_results YAML of Hugging Face model repositories", export_hugging_face),
     "inspect": Target(".eval logs, for inspect's viewer", export_inspect),

@@ -18,6 +18,7 @@ from lm_edit.figures.bake import bake_logprob, bake_statistics
 from lm_edit.figures.drawing.charts import Bars, Chart, HeatMap, Series, Waterfall
 from lm_edit.figures.drawing.look import number, shown, text_on
 from lm_edit.figures.drawing.output import write_figure
+from lm_edit.figures.drawing.style import Style
 from lm_edit.figures.drawing.tables import Table, as_csv, as_markdown
 from lm_edit.figures.needs import Options
 from lm_edit.figures.registry import all_figures
@@ -227,7 +228,9 @@ class TestVerbs:
 def test_a_dark_page_has_the_same_values_in_other_ink(tmp_path):
     series = [Series(name="a", values=[0.25, 0.5], low=[0.1, 0.4], high=[0.3, 0.7]), Series(name="b", values=[1, 0])]
     chart = Chart(name="c", title="t", panels=[Bars(title="p", categories=["x", "y"], series=series, value_label="v")])
-    light, dark = (write_figure(chart, tmp_path / f"{name}.svg", dark=name == "dark") for name in ("light", "dark"))
+    light, dark = (
+        write_figure(chart, tmp_path / f"{name}.svg", Style(dark=name == "dark")) for name in ("light", "dark")
+    )
     light, dark = (path.read_text(encoding="utf-8") for path in (light, dark))
 
     def colors(text):
@@ -245,5 +248,5 @@ def test_a_dark_page_has_the_same_values_in_other_ink(tmp_path):
     assert ground in colors(dark) and not {"#ffffff", "#000000", "#222222"} & colors(dark)
     assert all(abs(brightness(color) - brightness(ground)) > 25 for color in colors(dark) - {ground}), colors(dark)
     assert light == write_figure(chart, tmp_path / "again.svg").read_text(encoding="utf-8"), "the theme does not stay"
-    with pytest.raises(EditingError, match=r"a dark ground is for .svg, .png, .pdf; c.html has none"):
-        write_figure(chart, tmp_path / "c.html", dark=True)
+    with pytest.raises(EditingError, match=r"--dark is for .svg, .png, .pdf; c.html is drawn without it"):
+        write_figure(chart, tmp_path / "c.html", Style(dark=True))

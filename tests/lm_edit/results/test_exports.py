@@ -45,6 +45,23 @@ def test_the_command_offers_every_target() -> None:
     assert set(TARGET_NAMES) == set(TARGETS)
 
 
+def test_a_data_set_is_read_by_datasets(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_OFFLINE", True)
+    exported = export_results("dataset", folder, tmp_path / "out", OPTIONS)
+    assert [path.name for path in exported.files] == ["results.parquet", "cases.parquet", "README.md"]
+    read = {}
+    for name, table in (("results", load_results(folder)), ("cases", load_cases(folder, require_samples=False))):
+        cache = str(tmp_path / "cache")
+        read[name] = datasets.load_dataset(str(tmp_path / "out"), name, split="train", cache_dir=cache)
+        assert read[name].column_names == list(table) and read[name].num_rows == len(table) > 0
+        assert all(list(read[name][column]) == list(table[column]) for column in ("run", "task", "metric"))
+        values = [math.nan if value is None else value for value in read[name]["value"]]
+        assert values == pytest.approx(list(table["value"]), nan_ok=True)
+    assert {text for text in read["cases"]["reason"] if text} == {f"edit failed: {why}" for why in (HOSTILE, "no edit")}
+    assert {"layers": [5], "num_steps": 20} in [json.loads(text or "{}") for text in read["results"]["editor_config"]]
+
+
 def test_csv_holds_the_tables(folder: Path, tmp_path: Path) -> None:
     exported = export_results("csv", folder, tmp_path / "out", OPTIONS)
     assert [path.name for path in exported.files] == ["results.csv", "cases.csv"]

@@ -12,7 +12,8 @@ from result_rows import frame, row
 from lm_edit.figures.bake import bake_answers, bake_logprob
 from lm_edit.figures.drawing.charts import Bars, Chart, HeatMap, Lines, Points, Reference, Series
 from lm_edit.figures.drawing.layout import legend_columns
-from lm_edit.figures.drawing.look import MARKERS, PALETTE, color_of, dash_of
+from lm_edit.figures.drawing.look import MARKERS, color_of, dash_of
+from lm_edit.figures.drawing.style import PALETTE
 from lm_edit.figures.select import by_model, log_scale, run_looks, value_label
 from lm_edit.figures.thinkedit import thinkedit_ifr, thinkedit_tradeoff
 from lm_edit.figures.wild import wild_grid
