@@ -6,9 +6,12 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from lm_edit import CaseDocument, SavedQuestion, SavedResponse
+from lm_edit.leaderboard.board import Board, Row
+from lm_edit.leaderboard.table import build_board
 
 COMMON: dict[str, Any] = {
     "file": "results_1.json",
@@ -142,3 +145,21 @@ def document(row: dict[str, Any], number: int, answer: str, *, value: float | No
         reasons={} if value is not None else {f"{row['metric']},none": "empty answer"},
         report={"editor": row["editor"], "final_loss": 0.0461234567, "steps": 14, "stop_reason": "loss"},
     )
+
+
+def board(*parts: tuple[pd.DataFrame, pd.DataFrame]) -> Board:
+    results, cases = (pd.concat(tables, ignore_index=True) for tables in zip(*parts, strict=True))
+    return build_board(results, cases, resamples=199)
+
+
+def rows_of(board: Board, section: int = 0) -> dict[str, Row]:
+    return {row.label: row for row in board.sections[section].rows}
+
+
+def one_seed(values: list[list[float]]) -> np.ndarray:
+    """(cases, components) -> (cases, 1, components)."""
+    return np.array(values, dtype=np.float64)[:, np.newaxis]
+
+
+def es(**scores: list[float | None]) -> dict[str, dict[str, list[float | None]]]:
+    return {editor: {"bake_es/efficacy_prob": values} for editor, values in scores.items()}
