@@ -78,8 +78,11 @@ byId("findcolumn").addEventListener("input", drawChooser);
 byId("defaults").addEventListener("click", () => choose(defaults));
 byId("none").addEventListener("click", () => choose([]));
 byId("compare").addEventListener("click", () => {
-  const editors = rows.filter((row) => !row.reference);
-  show({ task: tasksWithCases[0] || board.columns[0].task, doc: "", a: (editors[0] || rows[0]).runs[0], b: editors[1] ? editors[1].runs[0] : "" });
+  const task = tasksWithCases[0] || board.columns[0].task;
+  const others = rows.filter((row) => !row.reference);
+  const asked = others.filter((row) => board.columns.some((column, index) => column.task === task && row.cells[index]));
+  const editors = asked.length ? asked : others; // those that were asked the task, if any
+  show({ task, doc: "", a: (editors[0] || rows[0]).runs[0], b: editors[1] ? editors[1].runs[0] : "" });
 });
 byId("close").addEventListener("click", () => byId("viewer").close());
 byId("viewer").addEventListener("close", () => { state.view = null; writeAddress(); });
