@@ -6,7 +6,7 @@ import base64
 import gzip
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from edit_hooks.utils.storage.json_io import json_text
 from lm_edit.results.answers.documents import CaseDocument, SavedResponse
@@ -17,6 +17,22 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 MAX_TEXT = 2000
 SIGNIFICANT_DIGITS = 5
 EDIT_FIELDS = ("prompt", "subject", "target_new", "target_true")
+
+
+class CaseText(NamedTuple):
+    """A case as JSON texts: edits and questions; answers in their order, scores, facts about the edit."""
+
+    task: str
+    run: str
+    doc_id: int
+    asked: str
+    answered: str
+
+
+def text_of_case(document: CaseDocument) -> CaseText:
+    """The texts of a case."""
+    asked, answered = _to_text(_asked(document)), _to_text(_answered(document))
+    return CaseText(document.task, document.run, document.doc_id, asked, answered)
 
 
 class Cases:
@@ -30,11 +46,13 @@ class Cases:
 
     def add(self, documents: Iterable[CaseDocument]) -> None:
         """Add cases of runs."""
-        for document in documents:
-            asked = _to_text(_asked(document))
-            answered = _to_text(_answered(document))
-            of_run = self._texts.setdefault(document.task, {}).setdefault(document.run, {})
-            of_run[document.doc_id] = self._shared.setdefault(asked, asked), answered
+        self.add_texts(map(text_of_case, documents))
+
+    def add_texts(self, texts: Iterable[CaseText]) -> None:
+        """Add cases of runs as their texts."""
+        for text in texts:
+            of_run = self._texts.setdefault(text.task, {}).setdefault(text.run, {})
+            of_run[text.doc_id] = self._shared.setdefault(text.asked, text.asked), text.answered
 
     def packed(self, budget: int) -> tuple[dict[str, Json], int]:
         """The cases of each task as compressed text, of at most ``budget`` bytes together.

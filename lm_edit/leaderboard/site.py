@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
+from tqdm import tqdm
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.scopes import without_collector
 from edit_hooks.utils.storage.files import blocks_of
-from lm_edit.leaderboard.cases import Cases
+from lm_edit.leaderboard.cases import Cases, CaseText, text_of_case
 from lm_edit.leaderboard.columns import describe_case_sets, find_columns
 from lm_edit.leaderboard.published import columns_named, published_rows
 from lm_edit.leaderboard.render_html import MAX_MEGABYTES, PARTS, EditorKind, render_html
 from lm_edit.leaderboard.render_text import CSV_HEADER, GENERATOR, render_csv, render_latex, render_markdown
 from lm_edit.leaderboard.table import build_board, refuse_two_files
-from lm_edit.results.answers.documents import cases_and_documents
+from lm_edit.results.answers.documents import SampleGroup, cases_and_documents, sample_groups
 from lm_edit.results.files.runs import ResultFile
 from lm_edit.results.filters import SAMPLE_FILE, filter_rows, places_of, rows_at
 from lm_edit.results.schema import CASE_COLUMNS
@@ -26,6 +30,7 @@ from lm_edit.results.statistics.intervals import RESAMPLES
 from lm_edit.results.tables import ResultSet, load_results, make_frame
 
 FILES = ("index.html", "leaderboard.md", "leaderboard.csv", "leaderboard.tex")
+LARGE_BYTES = 50 * 10**6  # of samples, which several processes read; starting them takes longer for less
 MARKED_BYTES = 2000  # of the beginning of a file, which has the marker
 
 
@@ -69,6 +74,7 @@ def make_site(
     max_megabytes: int = MAX_MEGABYTES,
     reload_seconds: int | None = None,
     kind_of: Callable[[str], EditorKind | None] | None = None,
+    workers: int = 1,
     progress: bool = False,
 ) -> Site:
     """Read results and compute the page, the Markdown, the CSV and the LaTeX file.
@@ -84,6 +90,8 @@ def make_site(
         reload_seconds: after which the page loads itself again.
         kind_of: kind of an editor, by name; those of other packages need torch, which reading results does not.
             ``None``: not known.
+        workers: processes that read large samples; a program of its own needs the guard of :mod:`multiprocessing` for
+            more than one.
         progress: show a bar on a terminal.
 
     Raises:
@@ -92,12 +100,7 @@ def make_site(
     first = columns_named(columns) if columns else None
     read = ResultSet.of(paths)
     results = filter_rows(load_results(read), only)
-    single, frames = Cases(), [make_frame([], CASE_COLUMNS)]
-    with without_collector():
-        for frame, documents in cases_and_documents(read, places_of(results, SAMPLE_FILE), progress=progress):
-            frames.append(frame)
-            single.add(documents)
-    cases = pd.concat(frames, ignore_index=True)
+    cases, single = _read_samples(read, places_of(results, SAMPLE_FILE), workers, progress)
     board = build_board(
         results, cases, resamples=resamples or RESAMPLES, first=first, durations=_durations(read), progress=progress
     )
@@ -115,6 +118,49 @@ def make_site(
     }
     num_rows = len({row.run_ids for section in board.sections for row in section.rows})
     return Site(files, [*_notes(read, results), *([page.note] if page.note else [])], num_rows, len(board.columns))
+
+
+class _Worker:
+    """What a process that reads samples was started with."""
+
+    results: ResultSet
+    groups: list[SampleGroup]
+
+
+def _start_worker(results: ResultSet, places: Collection[tuple[str, ...]]) -> None:
+    _Worker.results, _Worker.groups = results, sample_groups(results, places)
+
+
+def _read_in_worker(number: int) -> tuple[pd.DataFrame, list[CaseText]]:
+    return _read_group(_Worker.results, _Worker.groups[number])
+
+
+def _read_group(results: ResultSet, group: SampleGroup) -> tuple[pd.DataFrame, list[CaseText]]:
+    with without_collector():
+        frame, documents = cases_and_documents(results, group)
+        return frame, list(map(text_of_case, documents))
+
+
+def _read_samples(
+    results: ResultSet, places: Collection[tuple[str, ...]], workers: int, progress: bool
+) -> tuple[pd.DataFrame, Cases]:
+    """The scores and the texts of all cases; one task of a run at a time is in the memory of a process."""
+    groups = sample_groups(results, places)
+    paths = [file.sample_file(task) for group in groups for file, task in group]
+    num_bytes = sum(path.stat().st_size for path in paths if path is not None)
+    single, frames = Cases(), [make_frame([], CASE_COLUMNS)]
+    with contextlib.ExitStack() as stack:
+        found: Iterable[tuple[pd.DataFrame, list[CaseText]]] = (_read_group(results, group) for group in groups)
+        if (used := min(workers, len(groups))) > 1 and num_bytes >= LARGE_BYTES:
+            # Not forked: the libraries of this process may have threads.
+            context = multiprocessing.get_context("spawn")
+            pool = ProcessPoolExecutor(used, context, _start_worker, (results, places))
+            found = stack.enter_context(pool).map(_read_in_worker, range(len(groups)))
+        bar = tqdm(found, desc="Reading samples", total=len(groups), unit="task", disable=None if progress else True)
+        for frame, texts in bar:
+            frames.append(frame)
+            single.add_texts(texts)
+    return pd.concat(frames, ignore_index=True), single
 
 
 def old_parts(folder: Path, files: Collection[str]) -> list[Path]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lm_edit.leaderboard.site import Site
 
 HOST, PORT = "127.0.0.1", 8765
+MAX_WORKERS = 8  # processes that read samples
 PUBLISHED = ("matching", "all", "none")
 
 
@@ -100,6 +101,7 @@ def _write(args: argparse.Namespace, folder: Path, address: str) -> None:
     from edit_hooks.utils.storage.outputs import check_output_file
     from lm_edit.leaderboard.site import FILES, is_own, make_site
     from lm_edit.results.files.runs import find_result_files
+    from lm_edit.sweeps.execution.local import num_cores
 
     inputs = list(find_result_files(args.results))
     for name in FILES:
@@ -114,6 +116,7 @@ def _write(args: argparse.Namespace, folder: Path, address: str) -> None:
         max_megabytes=args.max_mb,
         reload_seconds=args.watch,
         kind_of=editor_kind,
+        workers=min(num_cores(), MAX_WORKERS),
         progress=True,
     )
     write_site(folder, site)

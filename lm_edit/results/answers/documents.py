@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import pandas as pd
-from tqdm import tqdm
 
 from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation, StateSimilarity
 from edit_hooks.utils.storage.json_io import json_text
@@ -134,22 +133,26 @@ def load_documents(
         yield from _documents(current, [_read(*place) for place in group])
 
 
-def cases_and_documents(
-    results: ResultSet, places: Collection[tuple[str, ...]], *, progress: bool = False
-) -> Iterator[tuple[pd.DataFrame, list[CaseDocument]]]:
-    """Yield what :func:`~lm_edit.results.tables.load_cases` and :func:`load_documents` return, task by task.
+SampleGroup: TypeAlias = "list[tuple[ResultFile, str]]"
 
-    Each sample file is read once, and the samples of one task at a time are in memory.
+
+def sample_groups(results: ResultSet, places: Collection[tuple[str, ...]]) -> list[SampleGroup]:
+    """What :func:`cases_and_documents` reads at once: the files that have samples of a task of a run.
 
     Args:
         places: (file, task) of the results whose cases are wanted; those without samples are left out.
-        progress: show a bar on a terminal.
     """
-    groups = _same_results(results, places, require_samples=False)
-    for group in tqdm(groups, desc="Reading samples", unit="task", disable=None if progress else True):
-        parts = [_read(*place) for place in group]
-        rows = [row for part in parts for row in current_cases(results, *part)]
-        yield make_frame(rows, CASE_COLUMNS), list(_documents(results, parts))
+    return _same_results(results, places, require_samples=False)
+
+
+def cases_and_documents(results: ResultSet, group: SampleGroup) -> tuple[pd.DataFrame, list[CaseDocument]]:
+    """What :func:`~lm_edit.results.tables.load_cases` and :func:`load_documents` return of one task of a run.
+
+    Each sample file is read once.
+    """
+    parts = [_read(*place) for place in group]
+    rows = [row for part in parts for row in current_cases(results, *part)]
+    return make_frame(rows, CASE_COLUMNS), list(_documents(results, parts))
 
 
 class _Part(NamedTuple):

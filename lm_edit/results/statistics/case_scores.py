@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -97,10 +98,7 @@ class CaseScores(NamedTuple):
     @property
     def groups(self) -> NDArray[np.int64] | None:
         """Number of each case's group, of cases under one edit; ``None`` if every case has an edit of its own."""
-        names = [edit or f"case {number}" for number, edit in enumerate(self.edits)]
-        if len(set(names)) == len(names):
-            return None
-        return np.unique(names, return_inverse=True)[1].astype(np.int64)
+        return _groups_of(self.edits)
 
     def _parts(self) -> Values:
         """What each case adds to the sums and weights of each component: (cases, 2, seeds, components)."""
@@ -144,6 +142,15 @@ class CaseScores(NamedTuple):
         """(..., seeds, components) -> (...): mean over seeds."""
         scores = means[..., 0] if self.factors is None else edit_score(means, self.factors)
         return np.asarray(scores.mean(axis=-1))
+
+
+# A column is tested against every other one, and its cases have one set of edits in all of these.
+@functools.lru_cache(maxsize=256)
+def _groups_of(edits: tuple[str, ...]) -> NDArray[np.int64] | None:
+    names = [edit or f"case {number}" for number, edit in enumerate(edits)]
+    if len(set(names)) == len(names):
+        return None
+    return np.unique(names, return_inverse=True)[1].astype(np.int64)
 
 
 def combine_seeds(runs: Sequence[CaseScores]) -> CaseScores | None:

@@ -16,6 +16,7 @@ from result_files import write_run
 
 from lm_edit.cli.evaluating.leaderboard import editor_kind
 from lm_edit.cli.main import main
+from lm_edit.leaderboard.site import make_site
 
 FILES = ["index.html", "leaderboard.csv", "leaderboard.md", "leaderboard.tex"]
 
@@ -41,6 +42,12 @@ def test_files_of_two_editors(runs, tmp_path, capsys):
     assert re.search(r"\| memit \| 0\.\d+ .*\(4/4\) \|", text) and "**" not in text
     assert re.search(r"\| r_rome \| 0\.\d+ .*\(4/4\) \|", text) and "**" not in text
     assert "Coverage differs" not in text and "edit" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+
+
+def test_several_processes_make_the_same_files(runs, monkeypatch):
+    alone = make_site([str(runs)], resamples=99)
+    monkeypatch.setattr("lm_edit.leaderboard.site.LARGE_BYTES", 0)
+    assert make_site([str(runs)], resamples=99, workers=2) == alone
 
 
 def test_the_page_has_kinds_of_editors_and_seconds_per_case(tmp_path):

@@ -14,7 +14,7 @@ from result_files import write_run
 
 from lm_edit.figures.inputs import Inputs
 from lm_edit.leaderboard.site import make_site
-from lm_edit.results.answers.documents import cases_and_documents, load_documents
+from lm_edit.results.answers.documents import cases_and_documents, load_documents, sample_groups
 from lm_edit.results.filters import SAMPLE_FILE, places_of
 from lm_edit.results.matrices import load_retention
 from lm_edit.results.tables import ResultSet, load_cases, load_results
@@ -79,10 +79,11 @@ def test_what_is_read_at_once_is_what_the_readers_give(tmp_path: Path) -> None:
     assert ResultSet.of(read) is read
     results = load_results(read)
     assert results.equals(load_results(str(tmp_path))) and results.equals(load_results(read))
-    parts = list(cases_and_documents(read, places_of(results, SAMPLE_FILE)))
+    groups = sample_groups(read, places_of(results, SAMPLE_FILE))
+    parts = [cases_and_documents(read, group) for group in groups]
     cases = pd.concat([frame for frame, _ in parts], ignore_index=True)
     assert cases.equals(load_cases(str(tmp_path)))
     assert [document for _, own in parts for document in own] == list(load_documents(str(tmp_path)))
     assert load_retention(read).equals(load_retention(str(tmp_path)))
     only = {place for place in places_of(results, SAMPLE_FILE) if place[1] == "bake_es"}
-    assert {document.task for _, own in cases_and_documents(read, only) for document in own} == {"bake_es"}
+    assert {task for group in sample_groups(read, only) for _, task in group} == {"bake_es"}
