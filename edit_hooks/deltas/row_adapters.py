@@ -2,7 +2,9 @@
 
 Design: docs/explain/design/per-row-adapters.md.
 
-Rows of one edit share its factors: they are held once, and multiplied with all tokens of these rows.
+Rows of one edit share its factors: they are held once, and multiplied with all tokens of these rows. A CPU takes one
+pair of batched products for every number of rows that factors have. On a GPU the start of an operation costs more than
+some padding, so there are only a few pairs, mostly one (:func:`_padded_shares`), and no operation per edit.
 
 Shapes: R rows, U distinct factors, M rows of some of them, T and N tokens, F and D input and output width of an edited
 map, K rank.
@@ -25,11 +27,14 @@ from torch import nn
 
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.modeling.adapter_layers import require_additive
-from edit_hooks.modeling.architectures import edited_module, linear_of, map_shape, unwrapped, weight_of
+from edit_hooks.modeling.architectures import edited_module, linear_of, unwrapped, weight_of
 from edit_hooks.modeling.hooks import Registration, hooks
 from edit_hooks.modeling.linear_maps import is_linear_map
 from edit_hooks.modeling.weights import check_weights
 from edit_hooks.utils.errors import EditingError
+
+PADDED_DEVICES = {"cuda"}  # kinds of devices that take padded shares
+MOST_PLACES = 3  # of a single padded share, per row
 
 
 class _Share(NamedTuple):
@@ -43,6 +48,20 @@ class _Share(NamedTuple):
     left_UDK: torch.Tensor
     right_UFK: torch.Tensor
     rows_M: torch.Tensor | None
+
+
+class _PaddedShares(NamedTuple):
+    """Distinct factors in few batches of matrix products; those of a batch have as many rows, some of them padding.
+
+    Attributes:
+        shares: with the row of every place.
+        place_R: the place of every row in the updates of all shares, one share after another; 0 without a factor.
+        has_factor_R11: whether a row has one; ``None`` if all have.
+    """
+
+    shares: list[_Share]
+    place_R: torch.Tensor
+    has_factor_R11: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -72,12 +91,8 @@ class _StackedFactors:
     @functools.cached_property
     def shares(self) -> list[_Share]:
         """The factors by their number of rows; made once for all passes."""
-        rows_of_factor: list[list[int]] = [[] for _ in self.left_UDK]
-        for row, factor in enumerate(self.factor_of_row):
-            if factor >= 0:
-                rows_of_factor[factor].append(row)
         shares, start = [], 0
-        for _, same in itertools.groupby(rows_of_factor, key=len):
+        for _, same in itertools.groupby(self._rows_of_factor(), key=len):
             members = list(same)
             end = start + len(members)
             rows = [row for rows in members for row in rows]
@@ -86,6 +101,40 @@ class _StackedFactors:
             shares.append(_Share(self.left_UDK[start:end], self.right_UFK[start:end], rows_M))
             start = end
         return shares
+
+    @functools.cached_property
+    def padded_shares(self) -> _PaddedShares:
+        """The factors in one share if that adds few places, else in one per power of two of the number of rows."""
+        rows_of_factor = self._rows_of_factor()  # most rows first
+        widest, num_rows = len(rows_of_factor[0]), sum(map(len, rows_of_factor))
+        is_one = len(rows_of_factor) * widest <= MOST_PLACES * num_rows
+        shares, start, places = [], 0, [-1] * len(self.factor_of_row)
+        num_places = 0
+        for _, same in itertools.groupby(rows_of_factor, key=lambda rows: is_one or (len(rows) - 1).bit_length()):
+            members = list(same)
+            end, width = start + len(members), len(members[0])
+            row_of_place: list[int] = []
+            for rows in members:
+                for position, row in enumerate(rows):
+                    places[row] = num_places + len(row_of_place) + position
+                row_of_place += rows + rows[:1] * (width - len(rows))
+            num_places += len(row_of_place)
+            is_all = row_of_place == list(range(len(self.factor_of_row)))
+            rows_M = None if is_all else self._index(row_of_place)
+            shares.append(_Share(self.left_UDK[start:end], self.right_UFK[start:end], rows_M))
+            start = end
+        has_factor = self._index(self.factor_of_row)[:, None, None] >= 0 if -1 in places else None
+        return _PaddedShares(shares, self._index([max(place, 0) for place in places]), has_factor)
+
+    def _rows_of_factor(self) -> list[list[int]]:
+        rows_of_factor: list[list[int]] = [[] for _ in self.left_UDK]
+        for row, factor in enumerate(self.factor_of_row):
+            if factor >= 0:
+                rows_of_factor[factor].append(row)
+        return rows_of_factor
+
+    def _index(self, numbers: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(numbers, device=self.left_UDK.device)
 
 
 class PerRowAdapters:
@@ -119,7 +168,8 @@ class PerRowAdapters:
 
     def registrations(self) -> list[Registration]:
         """New hooks of all edited modules."""
-        return [Registration(adapter.module, _adapter_hook(adapter)) for adapter in self._adapters]
+        in_use = [adapter for adapter in self._adapters if len(adapter.left_UDK)]  # a selection may have lost all rows
+        return [Registration(adapter.module, _adapter_hook(adapter)) for adapter in in_use]
 
     def __enter__(self) -> PerRowAdapters:
         if self._scope is not None:
@@ -151,7 +201,6 @@ def _stacked(module: nn.Module, name: str, deltas: Sequence[Delta | None]) -> _S
     _require_linear(module, name)
     weight = weight_of(module)
     dtype = torch.promote_types(weight.dtype, torch.float32)
-    width_out, width_in = map_shape(module)
     factor_of_row, distinct = _distinct([delta.factors.get(name) if delta is not None else None for delta in deltas])
     order, factor_of_row = _by_number_of_rows(factor_of_row)
     factors = [distinct[index] for index in order]
@@ -159,12 +208,16 @@ def _stacked(module: nn.Module, name: str, deltas: Sequence[Delta | None]) -> _S
     # many small copies to a GPU take longer than one
     devices = {factor.left.device for factor in factors}
     device = devices.pop() if len(devices) == 1 else weight.device
-    left_UDK = torch.zeros(len(factors), width_out, rank, dtype=dtype, device=device)
-    right_UFK = torch.zeros(len(factors), width_in, rank, dtype=dtype, device=device)
-    for index, factor in enumerate(factors):
-        left_UDK[index, :, : factor.left.shape[1]] = factor.left.to(left_UDK)
-        right_UFK[index, :, : factor.right.shape[1]] = factor.right.to(right_UFK)
-    return _StackedFactors(module, left_UDK.to(weight.device), right_UFK.to(weight.device), factor_of_row)
+
+    def stacked(sides: Sequence[torch.Tensor]) -> torch.Tensor:
+        padded = [side.to(device, dtype) for side in sides]
+        padded = [
+            nn.functional.pad(side, (0, rank - side.shape[1])) if side.shape[1] < rank else side for side in padded
+        ]
+        return torch.stack(padded).to(weight.device)
+
+    left_UDK, right_UFK = stacked([factor.left for factor in factors]), stacked([factor.right for factor in factors])
+    return _StackedFactors(module, left_UDK, right_UFK, factor_of_row)
 
 
 def _distinct(factors: Sequence[Factor | None]) -> tuple[list[int], list[Factor]]:
@@ -195,6 +248,8 @@ def _by_number_of_rows(factor_of_row: Sequence[int]) -> tuple[list[int], list[in
 def _adapter_hook(
     adapter: _StackedFactors,
 ) -> Callable[[nn.Module, tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]:
+    if adapter.left_UDK.device.type in PADDED_DEVICES:
+        return _padded_hook(adapter.padded_shares)
     shares = adapter.shares
     dtype = adapter.left_UDK.dtype
 
@@ -207,6 +262,25 @@ def _adapter_hook(
             assert share.rows_M is not None
             result_RTD.index_add_(0, share.rows_M, _update(share, x_RTF[share.rows_M]))
         return result_RTD.to(output.dtype)
+
+    return hook
+
+
+def _padded_hook(
+    padded: _PaddedShares,
+) -> Callable[[nn.Module, tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]:
+    shares, place_R, has_factor_R11 = padded
+
+    def hook(_module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        x_RTF = args[0]
+        updates = [_update(share, x_RTF if share.rows_M is None else x_RTF[share.rows_M]) for share in shares]
+        if len(shares) == 1 and shares[0].rows_M is None:
+            update_RTD = updates[0]
+        else:
+            update_RTD = (updates[0] if len(updates) == 1 else torch.cat(updates))[place_R]
+        if has_factor_R11 is not None:
+            update_RTD = torch.where(has_factor_R11, update_RTD, 0)
+        return (output + update_RTD).to(output.dtype)  # the sum is in the wider of both types
 
     return hook
 

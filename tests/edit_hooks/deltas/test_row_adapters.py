@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from unittest import mock
 
 import pytest
 import torch
@@ -10,11 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_deltas import dense_delta, masked_delta, random_delta
 from state import assert_same_state
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from edit_hooks import EditingError, PerRowAdapters, edited
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, build_model
+from edit_hooks.deltas import row_adapters
+from edit_hooks.deltas.delta import Delta, Factor
 
+KERNELS = {"mm", "bmm", "index", "cat", "where", "add"}
+WITHOUT_KERNEL = {"view", "_unsafe_view", "t", "transpose", "scalar_tensor"}
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12], [5, 6, 7, 8], [5, 6, 7, 8]])
 
 
@@ -38,13 +46,19 @@ def test_each_row_has_its_own_edit(model_type, tiny_model):
     assert not torch.allclose(together[0], together[2], atol=1e-2)
 
 
+@pytest.mark.parametrize("padded", [set(), {"cpu"}], ids=["cpu", "as_on_a_gpu"])
 @given(
     edit_of_row=st.lists(st.integers(-1, 3), min_size=1, max_size=7),
     kept=st.lists(st.integers(0, 6), min_size=1, max_size=6),
 )
-@settings(max_examples=30, deadline=None)
-def test_shared_edits_in_any_order_are_those_of_the_rows(edit_of_row, kept):
+@settings(max_examples=20, deadline=None)
+def test_shared_edits_in_any_order_are_those_of_the_rows(padded, edit_of_row, kept):
     """Rows share edits, have their own or none, and are selected, repeated and reordered."""
+    with mock.patch.object(row_adapters, "PADDED_DEVICES", padded):
+        check_shared_edits(edit_of_row, kept)
+
+
+def check_shared_edits(edit_of_row, kept):
     kept = [row % len(edit_of_row) for row in kept]
     model = build_model("llama")
     ranks = [(2,), (1,), (4,), (2,)]
@@ -79,6 +93,56 @@ def test_rows_of_one_edit_share_its_factors(tiny_model):
     assert len(stacked.left_UDK) == 2
     (selected,) = adapters.select(torch.tensor([5, 4, 0]))._adapters
     assert selected.left_UDK is stacked.left_UDK and selected.factor_of_row == [0, 0, 1]
+
+
+@pytest.mark.parametrize("rank", [1, 64])
+@pytest.mark.parametrize(
+    ("edit_of_row", "num_products"),
+    [
+        ([row // 4 for row in range(256)], 1),  # questions of 64 edits in order
+        ([row * 7 % 64 for row in range(256)], 1),  # in slots
+        ([-1] * 100 + [row % 52 for row in range(156)], 1),
+        ([0] * 200 + list(range(1, 57)), 2),  # one edit has most rows, the others one each
+    ],
+)
+def test_operations_of_a_step_do_not_grow_with_the_edits(monkeypatch, rank, edit_of_row, num_products):
+    """On a GPU, of a step of 256 rows: a few kernels per module, and none for whose result the processor waits."""
+    monkeypatch.setattr(row_adapters, "PADDED_DEVICES", {"cpu"})
+    generator = torch.Generator().manual_seed(0)
+    modules = nn.ModuleDict({name: nn.Linear(32, 16, bias=False) for name in ("one", "other")}).requires_grad_(False)
+    edits = [
+        Delta(
+            factors={
+                name: Factor(*(torch.randn(size, rank, generator=generator) for size in (16, 32))) for name in modules
+            }
+        )
+        for _ in range(64)
+    ]
+    adapters = PerRowAdapters(modules, [None if edit < 0 else edits[edit] for edit in edit_of_row])
+    x_RTF = torch.randn(256, 1, 32, generator=generator)
+    expected = [one(x_RTF) for one in modules.values()]
+    with adapters, Operations() as operations:
+        found = [one(x_RTF) for one in modules.values()]
+    for name, plain_RTD, output_RTD in zip(modules, expected, found, strict=True):
+        for row, edit in enumerate(edit_of_row):
+            update = 0 if edit < 0 else x_RTF[row] @ edits[edit].factors[name].update().T
+            torch.testing.assert_close(output_RTD[row], plain_RTD[row] + update, atol=1e-3, rtol=1e-4)
+    counts = operations.counts
+    assert counts["bmm"] == 2 * 2 * num_products
+    assert counts["index"] + counts["cat"] + counts["where"] + counts["add"] <= 2 * (3 + 2 * num_products), counts
+    assert set(counts) <= KERNELS | WITHOUT_KERNEL
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations of a scope by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
 
 
 def test_selected_rows_keep_their_edits(tiny_model):
