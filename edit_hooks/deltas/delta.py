@@ -55,6 +55,14 @@ class Factor(NamedTuple):
         return self._replace(left=self.left.contiguous(), right=self.right.contiguous())
 
 
+class _KnownDigest(NamedTuple):
+    """The digest of a tensor at one version of it."""
+
+    tensor: torch.Tensor
+    version: int
+    digest: str
+
+
 @dataclass(eq=False)
 @readable
 class Delta:
@@ -93,6 +101,7 @@ class Delta:
     diagnostics: dict[str, Any] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
     intermediates: dict[str, torch.Tensor] = field(default_factory=dict)
+    _digests: dict[str, _KnownDigest] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def is_low_rank(self) -> bool:
@@ -237,8 +246,28 @@ class Delta:
 
     def checksum(self) -> str:
         """SHA-256 (hex) over the tensors, hook settings and contexts: the identity of the edit's effect."""
-        digests: dict[str, Any] = {name: tensor_digest(tensor) for name, tensor in self._tensors.items()}
+        digests: dict[str, Any] = {name: self._digest(name, tensor) for name, tensor in self._tensors.items()}
         return key_of(digests | self._settings)
+
+    def _digest(self, name: str, tensor: torch.Tensor) -> str:
+        """The digest of a tensor, the known one while the tensor has not changed."""
+        known = self._digests.get(name)
+        if known is not None and known.tensor is tensor and known.version == tensor._version:
+            return known.digest
+        return tensor_digest(tensor)
+
+    def know_copy(self, on_host: Delta) -> None:
+        """Read the digests of the tensors from a copy of the edit on the CPU, once for both.
+
+        A tensor on a GPU would be copied again for every checksum.
+        """
+        copies = on_host._tensors
+        for name, tensor in self._tensors.items():
+            copy = copies[name]
+            if copy is not tensor and not tensor.is_inference():
+                digest = tensor_digest(copy)
+                self._digests[name] = _KnownDigest(tensor, tensor._version, digest)
+                on_host._digests[name] = _KnownDigest(copy, copy._version, digest)
 
     # ------------------------------------------------------------------------------------------------- files
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.placement import on_cpu
+from edit_hooks.deltas.placement import parked
 from edit_hooks.modeling.architectures import is_transposed, linear_of, weight_of
 from edit_hooks.modeling.hooks import forward_replaced
 from edit_hooks.modeling.tensors import at_least_float32
@@ -87,9 +87,10 @@ class WeightCopies:
                 leaf.clamp_(self.start[name] - radius, self.start[name] + radius)
 
     def delta(self, edit: int, diagnostics: dict[str, Any]) -> Delta:
-        """The change of one edit's parameters since the start, on the CPU.
+        """The change of one edit's parameters since the start.
 
-        Many edits finish before the first of them is stored, and each has the size of the trained parameters.
+        Many edits finish before the first of them is stored, and each has the size of the trained parameters: they stay
+        on a GPU only while there is room.
         """
         dense = {name: leaf.detach()[edit] - self.start[name] for name, leaf in self.leaves.items()}
         return _delta(dense, self.start, diagnostics)
@@ -145,7 +146,7 @@ class BlockCopies:
                 leaf.clamp_(self.start[name] - radius, self.start[name] + radius)
 
     def delta(self, diagnostics: dict[str, Any]) -> Delta:
-        """The change of all parameters since the start, on the CPU."""
+        """The change of all parameters since the start."""
         return _delta(
             {name: leaf.detach() - self.start[name] for name, leaf in self.leaves.items()}, self.start, diagnostics
         )
@@ -153,7 +154,7 @@ class BlockCopies:
 
 def _delta(dense: dict[str, torch.Tensor], start: dict[str, torch.Tensor], diagnostics: dict[str, Any]) -> Delta:
     ratio = _total_norm(dense.values()) / _total_norm(start.values())
-    return Delta(dense=on_cpu(dense), diagnostics={**diagnostics, "update_norm_ratio": ratio})
+    return Delta(dense=parked(dense), diagnostics={**diagnostics, "update_norm_ratio": ratio})
 
 
 def keep_edits(leaf: torch.Tensor, keep_E: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from edit_hooks.utils.storage.files import (
     remove_leftovers,
     require_folder,
     set_aside,
+    size_text,
     write_atomically,
     write_to_cache,
 )
@@ -39,6 +41,10 @@ from edit_hooks.utils.storage.sqlite_cache import remove_database
 log = get_logger("lm_eval.edited_hf")
 
 Content = TypeVar("Content")
+
+# Edits do not take the last space of a disk: this much, or a share of a small disk, stays for others.
+RESERVED_BYTES, RESERVED_SHARE = 2 * 2**30, 20
+LARGE_BYTES = 2**20  # smaller edits are stored without a look at the disk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +82,7 @@ class Store:
 
     def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
         self.root = require_folder(root if root is not None else cache_root() / "store", "store")
+        self._is_full = False
 
     def load_delta(self, description: Description) -> Delta | None:
         """Return the edit stored under this description, or ``None``."""
@@ -90,10 +97,44 @@ class Store:
         """Whether there is a file of this edit; it is checked when it is read."""
         return self._delta_path(description.key).is_file()
 
+    def expect(self, count: int, num_bytes: int) -> None:
+        """Warn if edits of a size will not fit on the disk, before the first of them is stored."""
+        free = self._free_bytes()
+        if free is not None and count * num_bytes > free:
+            log.warning(
+                "the store %s has room for %s, and %d edits of %s take %s: later ones will not be stored, and the next "
+                "run makes them again. Name a folder on a larger disk (store=DIR), or remove old results "
+                "(lm-edit cache prune --max-size 5GB).",
+                *(self.root, size_text(max(free, 0)), count, size_text(num_bytes), size_text(count * num_bytes)),
+            )
+
+    def _free_bytes(self) -> int | None:
+        """Bytes of the disk that the store may take: it leaves some to others; ``None`` if that is not known."""
+        folder = self.root
+        while not folder.is_dir() and folder != folder.parent:
+            folder = folder.parent
+        try:
+            usage = shutil.disk_usage(folder)
+        except OSError:
+            return None
+        return usage.free - min(RESERVED_BYTES, usage.total // RESERVED_SHARE)
+
     def save_delta(self, description: Description, delta: Delta) -> None:
-        """Store a finished edit; the description is added to its metadata."""
+        """Store a finished edit; the description is added to its metadata.
+
+        A large edit that would take the last space of the disk is not stored, which is logged once.
+        """
         path = self._delta_path(description.key)
         delta.meta["description"] = description.to_dict()
+        if delta.num_bytes >= LARGE_BYTES and (free := self._free_bytes()) is not None and delta.num_bytes > free:
+            if not self._is_full:
+                self._is_full = True
+                log.warning(
+                    "the disk of the store %s is nearly full: edits of %s are no longer stored, and the next run makes "
+                    "them again. Remove old results (lm-edit cache prune --max-size 5GB), or choose another folder.",
+                    *(self.root, size_text(delta.num_bytes)),
+                )
+            return
         self._write(path, lambda: delta.save(path, absolute_paths=False))
 
     def load_json(self, kind: str, description: Description) -> Any | None:

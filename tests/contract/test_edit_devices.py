@@ -1,4 +1,4 @@
-"""Where the tensors of finished edits are, on a pretended device: large ones do not wait beside the model."""
+"""Where tensors of finished edits are, on a pretended device: large ones wait beside the model if it has room."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from pretended_device import DEVICE, Remote, move_delta, move_model, pretended_d
 from edit_hooks import Delta
 from edit_hooks.contract.subject import EDIT_REQUESTS, Subject
 from edit_hooks.contract.tiny_models import build_model
+from edit_hooks.deltas import placement
 from edit_hooks.deltas.apply import AppliedDeltas, edited
 from edit_hooks.deltas.delta import Factor
 from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.deltas.placement import off_device
+from edit_hooks.lm.editing import memory_limit
 from edit_hooks.lm.editing.memory_limit import LargeEdits
 from edit_hooks.store.store import Description
 
@@ -33,15 +35,18 @@ def devices(delta: Delta) -> set[torch.device]:
 
 @pytest.mark.parametrize("joint", [False, True], ids=["single", "joint"])
 @pytest.mark.parametrize("editor", SETTINGS)
-def test_finished_dense_edits_wait_on_the_cpu(editor, joint):
+def test_finished_dense_edits_wait_where_there_is_room(editor, joint, monkeypatch):
     """A batch of edits of an 8B model would fill a GPU; the numbers are those of a model on the CPU."""
+    has_room = not joint
+    monkeypatch.setattr(placement, "has_room", lambda device, num_bytes: has_room)
     subject = Subject(editor, "llama")
     here = subject.make(**SETTINGS[editor]).edit(subject.model, subject.tokenizer, EDIT_REQUESTS[:3], joint=joint)
     with pretended_device():
         model = build_model("llama")
         move_model(model)
         there = subject.make(**SETTINGS[editor]).edit(model, subject.tokenizer, EDIT_REQUESTS[:3], joint=joint)
-        assert [devices(delta) for delta in there] == [{CPU}] * (1 if joint else 3)
+        on_gpu = has_room and editor != "prune"  # whose updates are decomposed on the CPU
+        assert [devices(delta) for delta in there] == [{DEVICE if on_gpu else CPU}] * (1 if joint else 3)
         weight = model.get_parameter("model.layers.1.mlp.down_proj.weight")
         before = weight.detach().clone()
         with edited(model, there[0]):
@@ -49,11 +54,13 @@ def test_finished_dense_edits_wait_on_the_cpu(editor, joint):
     for one, other in zip(here, there, strict=True):
         assert one.dense.keys() == other.dense.keys()
         for name, update in one.dense.items():
-            torch.testing.assert_close(update, other.dense[name])
+            torch.testing.assert_close(update, other.dense[name].cpu())
 
 
-def test_kept_edits_wait_on_the_cpu():
+@pytest.mark.parametrize("has_room", [False, True])
+def test_kept_edits_wait_on_the_cpu_if_the_device_has_no_room(has_room, monkeypatch):
     """Those of low rank and the tensors of hooks, too: thousands of them are kept for the answers of a run."""
+    monkeypatch.setattr(memory_limit, "free_cuda_bytes", lambda device: has_room * 10**9)
     name = "model.layers.1.mlp.down_proj"
     hook_edit = HookEdit("codebook", {"0/keys": torch.ones(1, 4)}, {})
     delta = Delta(
@@ -68,7 +75,8 @@ def test_kept_edits_wait_on_the_cpu():
         made.masks = {name: Remote(mask) for name, mask in delta.masks.items()}
         assert {tensor.device for tensor in made._tensors.values()} == {DEVICE}
         kept = LargeEdits(None).kept(made, NOWHERE)
-        assert {tensor.device for tensor in kept._tensors.values()} == {CPU}
+        assert {tensor.device for tensor in kept._tensors.values()} == {DEVICE if has_room else CPU}
+        kept = off_device(kept)
     assert kept.checksum() == delta.checksum() and LargeEdits(None).kept(delta, NOWHERE) is delta
 
 

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from edit_hooks import Delta
+from edit_hooks.deltas import placement
 from edit_hooks.deltas.delta import Factor
 from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.modeling.forward.kv_cache import CACHE
@@ -151,6 +152,8 @@ def pretended_device() -> Iterator[None]:
         mock.patch.object(torch.cuda, "mem_get_info", lambda _device=None: FREE_MEMORY),
         mock.patch.object(torch.cuda, "reset_peak_memory_stats", lambda _device=None: None),
         mock.patch.object(torch.cuda, "max_memory_allocated", lambda _device=None: 0),  # nothing is counted
+        mock.patch.object(torch.cuda, "current_stream", lambda _device=None: mock.Mock()),
+        mock.patch.object(placement, "_page_locked", lambda like: torch.empty(like.shape, dtype=like.dtype)),
         _Operations(),
         _Builders(),
     ):

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from edit_hooks.base.checks import position_limit
 from edit_hooks.base.editor import Editor
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.deltas.placement import off_device
 from edit_hooks.edit_report import EditReport, Effects
 from edit_hooks.inference.effects.edit_effects import EditEffects
 from edit_hooks.inference.effects.neutral_prompts import NeutralPrompts
@@ -74,6 +75,7 @@ class IndependentEdits:
         self.config = resolve_with_store(model, tokenizer, editor, store, identity)
         self._edits: dict[str, Delta | FailedEdit] = {}
         self._large = LargeEdits(store)
+        self._num_expected = 0  # edits that the store is about to get, until it is told
         self._batch_size = BATCH_ON_GPU if next(model.parameters()).is_cuda else BATCH
 
     def in_order(self, groups: Sequence[RequestGroup]) -> Iterator[Delta | FailedEdit]:
@@ -182,6 +184,7 @@ class IndependentEdits:
     def _make(self, groups: Sequence[RequestGroup], num_missing: int) -> None:
         """Compute the edits of groups that are not in memory."""
         lone = [group for group in groups if len(group) == 1]
+        self._num_expected = num_missing
         label = f"Editing with {self.editor.name}"
         with StoredBar(num_missing, label, is_stored=self.store is not None, quiet=self.quiet) as bar:
             for start in range(0, len(lone), self._batch_size):
@@ -290,9 +293,15 @@ class IndependentEdits:
             return
         self._measure(group, delta)
         description = self._description(group)
+        on_host = None
         if self.store:
-            self.store.save_delta(description, delta)
-        self._edits[group_key(group)] = self._large.kept(delta, description)
+            on_host = off_device(delta)  # the one copy, for the file and its checksum
+            if self._num_expected:
+                self.store.expect(self._num_expected, on_host.num_bytes)
+                self._num_expected = 0
+            delta.know_copy(on_host)
+            self.store.save_delta(description, on_host)
+        self._edits[group_key(group)] = self._large.kept(delta, description, on_host)
 
 
 def group_key(group: RequestGroup) -> str:

@@ -248,6 +248,14 @@ def parse_size(text: str) -> int:
     return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(prefix or " "))
 
 
+def size_text(num_bytes: int) -> str:
+    """A number of bytes for people, as :func:`parse_size` reads it: ``235MB``, ``1.5GB``."""
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.3g}{name}"
+    return f"{num_bytes}B"
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write a text file under a temporary name and rename it; its bytes are the same on all systems.
 
