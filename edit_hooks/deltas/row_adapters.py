@@ -4,7 +4,7 @@ Design: docs/explain/design/per-row-adapters.md.
 
 Rows of one edit share its factors: they are held once, and multiplied with all tokens of these rows. A CPU takes one
 pair of batched products for every number of rows that factors have. On a GPU the start of an operation costs more than
-some padding, so there are only a few pairs, mostly one (:func:`_padded_shares`), and no operation per edit.
+some padding, so there are only a few pairs, mostly one, and no operation per edit.
 
 Shapes: R rows, U distinct factors, M rows of some of them, T and N tokens, F and D input and output width of an edited
 map, K rank.
@@ -56,12 +56,12 @@ class _PaddedShares(NamedTuple):
     Attributes:
         shares: with the row of every place.
         place_R: the place of every row in the updates of all shares, one share after another; 0 without a factor.
-        has_factor_R11: whether a row has one; ``None`` if all have.
+        bare_R11: whether a row has none; ``None`` if all have one.
     """
 
     shares: list[_Share]
     place_R: torch.Tensor
-    has_factor_R11: torch.Tensor | None
+    bare_R11: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ class _StackedFactors:
             rows_M = None if is_all else self._index(row_of_place)
             shares.append(_Share(self.left_UDK[start:end], self.right_UFK[start:end], rows_M))
             start = end
-        has_factor = self._index(self.factor_of_row)[:, None, None] >= 0 if -1 in places else None
-        return _PaddedShares(shares, self._index([max(place, 0) for place in places]), has_factor)
+        bare_R11 = self._index(self.factor_of_row)[:, None, None] < 0 if -1 in places else None
+        return _PaddedShares(shares, self._index([max(place, 0) for place in places]), bare_R11)
 
     def _rows_of_factor(self) -> list[list[int]]:
         rows_of_factor: list[list[int]] = [[] for _ in self.left_UDK]
@@ -269,7 +269,7 @@ def _adapter_hook(
 def _padded_hook(
     padded: _PaddedShares,
 ) -> Callable[[nn.Module, tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]:
-    shares, place_R, has_factor_R11 = padded
+    shares, place_R, bare_R11 = padded
 
     def hook(_module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         x_RTF = args[0]
@@ -278,8 +278,8 @@ def _padded_hook(
             update_RTD = updates[0]
         else:
             update_RTD = (updates[0] if len(updates) == 1 else torch.cat(updates))[place_R]
-        if has_factor_R11 is not None:
-            update_RTD = torch.where(has_factor_R11, update_RTD, 0)
+        if bare_R11 is not None:
+            update_RTD = update_RTD.masked_fill(bare_R11, 0)
         return (output + update_RTD).to(output.dtype)  # the sum is in the wider of both types
 
     return hook
