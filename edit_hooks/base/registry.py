@@ -77,6 +77,7 @@ MORE: dict[str, EditorRow] = {
     "mend": EditorRow("edit_hooks.editors.mend:MEND"),
     "serac": EditorRow("edit_hooks.editors.serac:SERAC", CONTEXT),
     "unke": EditorRow("edit_hooks.editors.unke:UnKE"),
+    "fe": EditorRow("edit_hooks.editors.fe:FE"),
     "any_edit": EditorRow("edit_hooks.editors.any_edit:AnyEdit"),
 }
 EDITORS: dict[str, EditorRow] = CORE | MORE

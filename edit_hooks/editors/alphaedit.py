@@ -20,6 +20,9 @@ Without a threshold, the null space is the largest that holds at most ``nullspac
 the releases) is likewise absolute on the scale of squared key norms; without one it is a hundredth of their mean,
 trace(C).
 
+With ``deflation``, as in EvoEdit (2510.13851), the keys of earlier steps are not in S: their directions leave P instead
+(:mod:`edit_hooks.locate.streams.deflated`), so later updates do not change their values at all. EvoEdit has L2 = 1.
+
 S covers the deltas of ``history`` and nothing else. Released frameworks carry S over between "independent" edits; to
 reproduce that, pass the earlier deltas as history on the unedited model.
 """
@@ -27,7 +30,7 @@ reproduce that, pass the earlier deltas as history on the unedited model.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -38,18 +41,28 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.editor import CONTRACT_TEXTS
 from edit_hooks.base.footprint import FLOAT32, FLOAT64
-from edit_hooks.editors.memit import MEMITConfig, ResidualSpreadingEditor
+from edit_hooks.base.job import EditJob
+from edit_hooks.deltas.delta import Delta
+from edit_hooks.editors.memit import REPEATED_FACT_WARNING, MEMITConfig, ResidualSpreadingEditor
 from edit_hooks.locate.moments.matrix_files import matrix_file
 from edit_hooks.locate.moments.null_space import EIGENVECTOR_COPIES, MatrixProjector, Projector, null_space_of
 from edit_hooks.locate.moments.solve import KeyMetric, load_matrices
+from edit_hooks.locate.streams.carried_keys import FACTS, CarriedKeys
+from edit_hooks.locate.streams.deflated import DeflatedProjector, directions_name
 from edit_hooks.locate.value_editor import VALUE_CONTRACT_SETTINGS
-from edit_hooks.modeling.architectures import input_device
+from edit_hooks.modeling.architectures import architecture_of, input_device, map_shape, unwrapped
 from edit_hooks.modeling.tensors import require_tensors
+from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.settings.numbers import INNER_SHARE, POSITIVE
 from edit_hooks.utils.storage.files import path_digest
 
 DEFAULT_L2, RELATIVE_L2 = 10.0, 0.01
+LITTLE_WRITTEN = 0.1
+DEFLATED_WARNING = (
+    "less than a tenth of the residual was written, because the keys of the edit lie among those of earlier ones, "
+    "whose directions left the projector (deflation). A fact cannot be corrected so; use carry_keys without deflation."
+)
 
 
 @dataclass(kw_only=True)
@@ -84,6 +97,12 @@ class AlphaEditConfig(MEMITConfig):
     )
     projectors_digest: str | None = config_field("set by the editor: checksum of the file of P", default=None)
     carry_keys: bool = config_field("in a stream, protect the keys of earlier steps", default=True)
+    deflation: float | None = config_field(
+        "in a stream, take the directions of each step's keys out of the projector, but for those that hold less than "
+        "this share of ||K|| (EvoEdit; 0.01); null: the projector stays, and the keys of earlier steps join the system",
+        within=INNER_SHARE,
+        default=None,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,6 +110,11 @@ class AlphaEditConfig(MEMITConfig):
             raise EditingError(
                 "AlphaEdit needs the null space of real keys; second_moments=null (the identity) has none. "
                 "Use 'self', a text file or a hub id, or set 'projectors'."
+            )
+        if self.deflation is not None and (self.stream == "exact" or not self.carry_keys):
+            raise EditingError(
+                "deflation is how a stream protects the keys of earlier steps, and no such stream equals a joint edit; "
+                "drop it, or drop stream: exact and carry_keys: false."
             )
 
 
@@ -135,6 +159,51 @@ class AlphaEdit(ResidualSpreadingEditor[AlphaEditConfig]):
         for layer, projector in projectors.items():
             projector.check(layer)
         return projectors
+
+    # -- a deflated projector ------------------------------------------------------------------------------------------
+
+    def carried_keys(
+        self, model: nn.Module, config: AlphaEditConfig, history: Sequence[Delta], layer: int
+    ) -> CarriedKeys:
+        steps = () if config.deflation is not None else history  # their keys left the projector
+        return super().carried_keys(model, config, steps, layer)
+
+    def metric(self, job: EditJob[AlphaEditConfig], layer: int) -> KeyMetric:
+        return self._deflated(job, layer) if job.config.deflation is not None else super().metric(job, layer)
+
+    def _deflated(self, job: EditJob[AlphaEditConfig], layer: int) -> DeflatedProjector:
+        width = map_shape(job.model.get_submodule(architecture_of(job.model).rewrite_name(layer)))[1]
+        return DeflatedProjector.after(job.history, layer, width, super().metric(job, layer))
+
+    def state_of_keys(
+        self, job: EditJob[AlphaEditConfig], layer: int, keys_UF: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        if job.config.deflation is None:
+            return super().state_of_keys(job, layer, keys_UF)
+        directions_FQ = self._deflated(job, layer).new_directions(keys_UF, job.config.deflation)
+        return {directions_name(layer): directions_FQ}
+
+    def condensed(self, model: nn.Module, history: Sequence[Delta]) -> list[Delta]:
+        inner = unwrapped(model)
+        config = self._resolved[inner]
+        if config.deflation is None or not history:
+            return super().condensed(model, history)
+        names = [directions_name(layer) for layer in config.edited_layers]
+        state = {
+            name: torch.cat([delta.stream_state[name] for delta in history if name in delta.stream_state], 1)
+            for name in names
+            if any(name in delta.stream_state for delta in history)
+        }
+        facts = dict.fromkeys(fact for delta in history for fact in delta.meta.get(FACTS, ()))
+        return [Delta(stream_state=state, meta={FACTS: list(facts)})] if state else []
+
+    def warnings(self, job: EditJob[AlphaEditConfig], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
+        warnings = super().warnings(job, requests, delta)
+        if job.config.deflation is None:
+            return warnings
+        shares = [record["written_share"] for record in delta.diagnostics["layers"]]
+        others = [text for text in warnings if text != REPEATED_FACT_WARNING]  # a repeated fact is not written at all
+        return [*others, *([DEFLATED_WARNING] if max(shares) < LITTLE_WRITTEN else [])]
 
     def solve_bytes(self, config: AlphaEditConfig, model: nn.Module) -> int:
         """Those of collecting C, or of the basis of the largest projector in float64."""

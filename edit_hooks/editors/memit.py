@@ -51,6 +51,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import Settings, config_field
+from edit_hooks.base.footprint import FLOAT64
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
@@ -175,14 +176,13 @@ class ResidualSpreadingEditor(LocateThenEditEditor[MEMITConfigT]):
     def compute(self, job: EditJob[MEMITConfigT]) -> list[Delta]:
         through_norm = uses_norm(job.model, job.config)
         problems = self.problems(job)
-        check_reach(job, problems, job.config.edited_layers[-1])
+        check_reach(job, problems, self.target_layer(job.config))
         exact = self.exact_stream(job.model, job.config, job.history) if job.config.stream == "exact" else None
         with exact.unedited(job.model) if exact else contextlib.nullcontext():
             values = self.optimize(job, problems, "mlp" if through_norm else "block")
-            update = _LayerwiseUpdate(self, job, [list(rows) for rows, _ in problems], values, through_norm)
-            metrics = self.constraints(job.model)
+            update = self.layerwise_update(job, [list(rows) for rows, _ in problems], values, through_norm)
             for index, layer in enumerate(job.config.edited_layers):
-                update.write(index, layer, metrics[layer], exact)
+                update.write(index, layer, self.metric(job, layer), exact)
         return update.finish()
 
     # -- streams -------------------------------------------------------------------------------------------------------
@@ -199,6 +199,13 @@ class ResidualSpreadingEditor(LocateThenEditEditor[MEMITConfigT]):
             state |= self.carried_keys(inner, config, history, layer).state(layer)
         facts = dict.fromkeys(fact for delta in history for fact in delta.meta.get(FACTS, ()))
         return [Delta(stream_state=state, meta={FACTS: list(facts)})] if state else []
+
+    def most_state_bytes(self, model: nn.Module) -> int | None:
+        inner = unwrapped(model)
+        config = self._resolved[inner]
+        if config.stream == "exact":
+            return None  # a residual per fact
+        return FLOAT64 * sum(self._squares(config, inner)) if config.carry_keys else 0
 
     def carried_keys(self, model: nn.Module, config: MEMITConfigT, history: Sequence[Delta], layer: int) -> CarriedKeys:
         """The keys of a layer that the steps of a stream left; none without ``carry_keys``."""
@@ -259,6 +266,10 @@ class ResidualSpreadingEditor(LocateThenEditEditor[MEMITConfigT]):
         delta.stream_state = on_cpu(delta.stream_state)
         return delta
 
+    def state_of_keys(self, job: EditJob[MEMITConfigT], layer: int, keys_UF: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Hook: what a released stream with ``carry_keys`` stores of the keys of one step, for later steps."""
+        return {key_name(layer): keys_UF.T}
+
     # -- hooks of variants ---------------------------------------------------------------------------------------------
 
     def warnings(self, job: EditJob[MEMITConfigT], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
@@ -273,11 +284,29 @@ class ResidualSpreadingEditor(LocateThenEditEditor[MEMITConfigT]):
     def optimize(
         self, job: EditJob[MEMITConfigT], problems: Sequence[ValueProblem], site: Site
     ) -> Sequence[OptimizedValue]:
-        """Hook: targets of all requests, as offsets at the last layer's ``site``."""
-        layer = job.config.edited_layers[-1]
+        """Hook: targets of all requests, as offsets at the ``site`` of :meth:`target_layer`."""
+        layer = self.target_layer(job.config)
         terms = self.terms(job, forward_maker(job.model, job.config, layer, site))
         settings = value_settings(job.config, layer, site)
         return optimize_values(job.model, problems, settings, job.config.engine, progress=job.progress, terms=terms)
+
+    def metric(self, job: EditJob[MEMITConfigT], layer: int) -> KeyMetric:
+        """Hook: the constraint of a layer in this step of a stream."""
+        return self.constraints(job.model)[layer]
+
+    def target_layer(self, config: MEMITConfigT) -> int:
+        """Hook: the layer at which targets are optimized; the last edited one by default."""
+        return config.edited_layers[-1]
+
+    def layerwise_update(
+        self,
+        job: EditJob[MEMITConfigT],
+        rows: list[list[TokenRow]],
+        values: Sequence[OptimizedValue],
+        through_norm: bool,
+    ) -> LayerwiseUpdate[MEMITConfigT]:
+        """Hook: how the layers are read and written."""
+        return LayerwiseUpdate(self, job, rows, values, through_norm)
 
     def divisor(self, layers_left: int) -> float:
         """Hook: divisor of the residual at a layer; ``layers_left`` includes that layer."""
@@ -308,12 +337,12 @@ def uses_norm(model: PreTrainedModel, config: MEMITConfig) -> bool:
     return has_norm and config.residual_mode != "faithful"
 
 
-class _Readings(NamedTuple):
+class Readings(NamedTuple):
     """Activations of all requests under the updates so far.
 
     Attributes:
         keys_EF: by layer, the weighted mean keys. outputs_ED: by layer, MLP outputs of the bare prompts.
-        hidden_ED: h^L of the bare prompts.
+        hidden_ED: output of the block that was read last, at the bare prompts; h^L by default.
     """
 
     keys_EF: dict[int, torch.Tensor]
@@ -321,7 +350,7 @@ class _Readings(NamedTuple):
     hidden_ED: torch.Tensor
 
 
-class _LayerwiseUpdate(Generic[MEMITConfigT]):
+class LayerwiseUpdate(Generic[MEMITConfigT]):
     """The updates of one call, written layer by layer.
 
     Each group of requests shares a delta.
@@ -339,7 +368,8 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
         values: Sequence[OptimizedValue],
         through_norm: bool,
     ) -> None:
-        self.editor, self.model, self.config, self.history = editor, job.model, job.config, job.history
+        self.editor, self.job = editor, job
+        self.model, self.config, self.history = job.model, job.config, job.history
         self.requests = job.requests
         self.rows, self.values, self.through_norm = rows, values, through_norm
         self.arch = architecture_of(job.model)
@@ -352,38 +382,44 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
         self.target_ED: torch.Tensor | None = None
         self.start_ED: torch.Tensor | None = None
 
+    def state_layer(self, layer: int) -> int:
+        """Hook: the block whose output the residual of a layer is measured at."""
+        return self.layers[-1]
+
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def read(self, layers: Sequence[int]) -> _Readings:
-        """Read all requests under the updates so far."""
-        activations = self._read_in_weights(layers) if self.reads_in_weights else self._read_per_row(layers)
+    def read(self, layers: Sequence[int], last: int) -> Readings:
+        """Read all requests under the updates so far, up to the output of block ``last``."""
+        read = self._read_in_weights if self.reads_in_weights else self._read_per_row
+        activations = read(layers, last)
         shape = (len(self.rows), len(self.rows[0]), -1)
         keys_EF = {layer: mean_keys(keys_RF, len(self.rows)) for layer, keys_RF in activations.keys_RF.items()}
         outputs_ED = {layer: outputs_RD.view(shape)[:, 0] for layer, outputs_RD in activations.outputs_RD.items()}
-        return _Readings(keys_EF, outputs_ED, activations.hidden_RD.view(shape)[:, 0])
+        return Readings(keys_EF, outputs_ED, activations.hidden_RD.view(shape)[:, 0])
 
-    def _read_per_row(self, layers: Sequence[int]) -> LayerActivations:
+    def _read_per_row(self, layers: Sequence[int], last: int) -> LayerActivations:
         """Every request is its own group, so delta e acts on the rows of request e."""
         rows = [row for request_rows in self.rows for row in request_rows]
         deltas = [delta for delta, request_rows in zip(self.deltas, self.rows, strict=True) for _ in request_rows]
-        return read_rows(self.model, rows, layers, self.layers[-1], deltas if deltas[0].factors else None)
+        return read_rows(self.model, rows, layers, last, deltas if deltas[0].factors else None)
 
-    def _read_in_weights(self, layers: Sequence[int]) -> LayerActivations:
+    def _read_in_weights(self, layers: Sequence[int], last: int) -> LayerActivations:
         """Read group by group, with the group's delta in the weights."""
         parts = []
         for group, delta in zip(self.groups, self.deltas, strict=True):
             with edited(self.model, delta) if delta.factors else contextlib.nullcontext():
                 rows = [row for edit in group for row in self.rows[edit]]
-                parts.append(read_rows(self.model, rows, layers, self.layers[-1]))
+                parts.append(read_rows(self.model, rows, layers, last))
         return LayerActivations.concatenate(parts)  # groups are consecutive, so rows come out in the order of the edits
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def write(self, index: int, layer: int, metric: KeyMetric, exact: ExactStream | None = None) -> None:
         """Add the factor of ``layer``, the ``index``-th edited one, to every delta."""
-        readings = self.read(sorted({layer, self.layers[-1]}))
+        last = self.state_layer(layer)
+        readings = self.read(sorted({layer, last}), last)
         keys_EF = readings.keys_EF[layer].double()
-        change_ED = self._output_change(index, layer, readings)
+        change_ED = self.output_change(index, layer, readings)
         past = self.editor.carried_keys(self.model, self.config, () if exact else self.history, layer)
         system = KeySystem(metric, past, keys_EF)
         for group, delta in zip(self.groups, self.deltas, strict=True):
@@ -410,20 +446,24 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
                     f"resid.layer{layer}": left_UD.T,
                 }
 
-    def _output_change(self, index: int, layer: int, readings: _Readings) -> torch.Tensor:
+    def output_change(self, index: int, layer: int, readings: Readings) -> torch.Tensor:
         """Change [E, d] of a layer's MLP outputs for its share of the residual, float64."""
         current_ED = self._current(readings)
         if self.target_ED is None:
-            self.start_ED, self.target_ED = current_ED, self._targets(readings.hidden_ED)
+            self.start_ED, self.target_ED = current_ED, self.targets(readings.hidden_ED)
         share_ED = (self.target_ED - current_ED) / self.editor.divisor(len(self.layers) - index)
         if not self.editor.measures_output:
             share_ED = share_ED / self.scale  # Granite scales what its blocks add to the residual stream
         if not self.through_norm:
             return share_ED
+        return self.before_norm(layer, share_ED, readings)
+
+    def before_norm(self, layer: int, share_ED: torch.Tensor, readings: Readings) -> torch.Tensor:
+        """The change [E, d] of a layer's MLP outputs whose contribution behind the norm is nearest to ``share_ED``."""
         outputs_ED = readings.outputs_ED[layer].double()
         return nearest_outputs(self._post_norm(layer), outputs_ED, share_ED) - outputs_ED
 
-    def _current(self, readings: _Readings) -> torch.Tensor:
+    def _current(self, readings: Readings) -> torch.Tensor:
         """Current states that the targets replace, [E, d], float64.
 
         h^L, or with ``measures_output`` the last layer's MLP output (its contribution, where a norm follows).
@@ -433,7 +473,7 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
         outputs_ED = readings.outputs_ED[self.layers[-1]]
         return self._normalize(outputs_ED) if self.through_norm else outputs_ED.double()
 
-    def _targets(self, hidden_ED: torch.Tensor) -> torch.Tensor:
+    def targets(self, hidden_ED: torch.Tensor) -> torch.Tensor:
         """z [E, d], float64."""
         v0_ED = torch.stack([value.v0_D for value in self.values]).to(hidden_ED)
         value_ED = v0_ED.double() + torch.stack([value.delta_D for value in self.values]).to(hidden_ED).double()
@@ -448,8 +488,8 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
 
     @torch.no_grad()
     def _normalize(self, outputs_ED: torch.Tensor) -> torch.Tensor:
-        """The last layer's contribution to the residual stream, [E, d], float64."""
-        norm = self._post_norm(self.layers[-1])
+        """The contribution of the layer of the targets to the residual stream, [E, d], float64."""
+        norm = self._post_norm(self.editor.target_layer(self.config))
         parameter = next(norm.parameters())
         dtype = torch.promote_types(parameter.dtype, torch.float32)
         return norm(outputs_ED.to(parameter.device, dtype)).to(outputs_ED.device).double()
@@ -468,11 +508,19 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
         gram = (left.T.double() @ left.double()) * (right.T.double() @ right.double())
         return float(gram.sum().clamp(min=0).sqrt()) / weight_norm(self.model.get_submodule(name))
 
+    def carried(self, layer: int, readings: Readings) -> torch.Tensor:
+        """Hook: keys [E, f] of a layer that later steps protect.
+
+        Args:
+            readings: with all updates in place.
+        """
+        return readings.keys_EF[layer]
+
     # -- results -------------------------------------------------------------------------------------------------------
 
     def finish(self) -> list[Delta]:
         """Add diagnostics, and the keys that later steps protect, to the deltas."""
-        readings = self.read(self.layers)
+        readings = self.read(self.layers, self.layers[-1])
         assert self.target_ED is not None and self.start_ED is not None
         left_E = (self.target_ED - self._current(readings)).norm(dim=1)
         distance_E = (self.target_ED - self.start_ED).norm(dim=1).clamp(min=1e-30)
@@ -488,7 +536,9 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
                 "residual_mode": "normalized" if self.through_norm else "faithful",
             }
             if self.config.carry_keys and self.config.stream == "released":
-                delta.stream_state |= {key_name(layer): readings.keys_EF[layer][group].T for layer in self.layers}
+                for layer in self.layers:
+                    keys_UF = self.carried(layer, readings)[group]
+                    delta.stream_state |= self.editor.state_of_keys(self.job, layer, keys_UF)
                 delta.meta[FACTS] = [fact_of(self.requests[edit]) for edit in group]
             if self.config.keep_intermediates:
                 delta.intermediates["z"] = self.target_ED[group]

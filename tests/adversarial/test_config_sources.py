@@ -50,6 +50,7 @@ DEVIATIONS = [
     Deviation(
         "memit", "second_moments", "self", "C is collected on text sampled from the model (second_moments: self)"
     ),
+    Deviation("fe", "second_moments", "self", "C is collected on text sampled from the model (second_moments: self)"),
     Deviation(
         "emmet", "second_moments", "self", "C is collected on text sampled from the model (second_moments: self)"
     ),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from golden_data import GOLDEN_MODELS, golden_case
+from golden_data import GOLDEN_MODELS, golden_case, golden_names
 from parity import golden_requests, relative_error, token_nll
-from parity_layers import check_intermediates, check_single_losses, memit_config, step_tensors
+from parity_layers import check_intermediates, check_single_losses, contract, memit_config, step_tensors
 
-from edit_hooks import edited, load_editor
+from edit_hooks import EditRequest, edited, load_editor
+from edit_hooks.deltas.apply import AppliedDeltas
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -68,3 +69,27 @@ def test_a_sequence_gives_the_numbers_of_the_release(model_name, golden_model):
         with edited(model, second):
             nll = token_nll(model, after["prompt_ids"], after["target_ids"])
     assert nll.tolist() == pytest.approx(after["nll_per_token"], abs=2e-3)
+
+
+@pytest.mark.parametrize(("model_name", "name"), golden_names("ote-se"))
+def test_a_stream_with_carried_keys_is_that_of_the_aligned_release(model_name, name, golden_model):
+    """MEMIT with carried keys of OTE-SE's release, one layer; the release rounds each update to float32."""
+    model, tokenizer = golden_model(model_name, torch.float64)
+    case, tensors = golden_case("ote-se", model_name, name)
+    editor = load_editor("memit", {**memit_config(case, model_name, "cov"), "carry_keys": True})
+    (layer,) = case["layers"]
+    history = []
+    with AppliedDeltas(model) as applied:
+        for number, step in enumerate(case["steps"]):
+            requests = [EditRequest(**record) for record in step["requests"]]
+            (delta,) = editor.edit(model, tokenizer, requests, joint=True, history=history, measure=False)
+            own = step_tensors(tensors, number)
+            assert relative_error(delta.intermediates["z"], own["z"]) < (5e-6 if number else 1e-8)
+            assert relative_error(delta.stream_state[f"keys.layer{layer}"].T, own[f"keys_after.layer{layer}"]) < 5e-6
+            (update,) = delta.weights().values()
+            update_DF = update.T if model_name == "tiny-gpt2" else update  # Conv1D stores [in, out]
+            for side, ours in zip(("out", "in"), contract(update_DF), strict=True):
+                error = relative_error(ours, own[f"update.layer{layer}.{side}"])
+                assert error < 5e-6, f"{model_name} step {number}: update off by {error:.1e}"
+            history.append(delta)
+            applied.add(delta)
