@@ -110,6 +110,30 @@ class Entry:
     label: list[int]
 
 
+class Codebook:
+    """The entries of an edit; none for ``None``.
+
+    They are formed where one is read: after a few thousand edits all of them would take more time than the next edit.
+    """
+
+    def __init__(self, edit: HookEdit | None) -> None:
+        self._edit = edit
+
+    def __len__(self) -> int:
+        return 0 if self._edit is None else len(self._edit.tensors["keys"])
+
+    @property
+    def keys_NF(self) -> torch.Tensor:
+        """The keys of all entries; there must be one."""
+        assert self._edit is not None
+        return self._edit.tensors["keys"]
+
+    def __getitem__(self, number: int) -> Entry:
+        assert self._edit is not None
+        tensors, label = self._edit.tensors, self._edit.settings["labels"][number]
+        return Entry(tensors["keys"][number], tensors["values"][number], float(tensors["radii"][number]), label)
+
+
 class CodebookChange(NamedTuple):
     """The change of a codebook by one edit.
 
@@ -124,7 +148,7 @@ class CodebookChange(NamedTuple):
 
 
 def add_edit(
-    codebook: Sequence[Entry],
+    codebook: Codebook,
     query_F: torch.Tensor,
     value_D: torch.Tensor,
     label: list[int],
@@ -144,7 +168,7 @@ def add_edit(
     new = Entry(query_F, value_D, config.radius, label)
     if not codebook:
         return CodebookChange({0: new}, 0, "first")
-    distance_N = distances(query_F[None], torch.stack([entry.key_F for entry in codebook]))[0]
+    distance_N = distances(query_F[None], codebook.keys_NF)[0]
     number = int(distance_N.argmin())
     distance, nearest = float(distance_N[number]), codebook[number]
     if distance > config.radius + nearest.radius:
@@ -198,7 +222,7 @@ class GRACE(Editor[GRACEConfig]):
         rows = batch_rows(model, targets)
         context = _prompt_context(rows)
         earlier = HookEdit.after((delta.hook_edit for delta in job.history), "codebook", name, "a codebook")
-        codebook = entries_of(earlier)
+        codebook = Codebook(earlier)
         same_key, rounding = same_prompt_distance(config.same_key, model), same_prompt_distance(0.0, model)
         with frozen(model):
             if config.engine == "fast":
@@ -223,14 +247,6 @@ class GRACE(Editor[GRACEConfig]):
             deltas[-1].diagnostics["query_norm"] = float(query_RF[row].norm())
         job.progress(len(deltas))
         return deltas
-
-
-def entries_of(edit: HookEdit | None) -> list[Entry]:
-    """The codebook of an edit; empty for ``None``."""
-    if edit is None:
-        return []
-    columns = (edit.tensors["keys"], edit.tensors["values"], edit.tensors["radii"].tolist(), edit.settings["labels"])
-    return [Entry(*column) for column in zip(*columns, strict=True)]
 
 
 def _prompt_context(rows: LabeledRows) -> ForwardContext:

@@ -7,7 +7,8 @@ import torch
 from hook_edits import generate_item, loaded, nll, score_item, stream_of, texts
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
-from edit_hooks.editors.grace import Entry, GRACEConfig, add_edit
+from edit_hooks.deltas.hook_edit import HookEdit
+from edit_hooks.editors.grace import Codebook, Entry, GRACEConfig, add_edit
 from edit_hooks.inference.items import GenerateItem, Limits, ScoreItem
 from edit_hooks.inference.scoring import score
 from edit_hooks.modeling.tokens import split_continuation
@@ -31,9 +32,20 @@ def entry(*key: float, label: int = 0, radius: float = 1.0) -> Entry:
     return Entry(torch.tensor(key), torch.zeros(2), radius, [label])
 
 
+def codebook(book: list[Entry]) -> Codebook:
+    if not book:
+        return Codebook(None)
+    tensors = {
+        "keys": torch.stack([one.key_F for one in book]),
+        "values": torch.stack([one.value_D for one in book]),
+        "radii": torch.tensor([one.radius for one in book]),
+    }
+    return Codebook(HookEdit("codebook", tensors, {"labels": [one.label for one in book]}))
+
+
 def change(book, *query: float, label: int = 0, rounding: float = 0.0, **settings):
     config = GRACEConfig(radius=1.0, **settings)
-    return add_edit(book, torch.tensor(query), torch.ones(2), [label], config, config.same_key, rounding)
+    return add_edit(codebook(book), torch.tensor(query), torch.ones(2), [label], config, config.same_key, rounding)
 
 
 def test_edit_far_from_every_key_adds_an_entry():
