@@ -21,13 +21,12 @@ from lm_edit.leaderboard.columns import describe_case_sets, find_columns
 from lm_edit.leaderboard.published import columns_named, published_rows
 from lm_edit.leaderboard.render_html import MAX_MEGABYTES, PARTS, EditorKind, render_html
 from lm_edit.leaderboard.render_text import CSV_HEADER, GENERATOR, render_csv, render_latex, render_markdown
-from lm_edit.leaderboard.table import build_board, refuse_two_files
+from lm_edit.leaderboard.table import CaseData, build_board, read_case_data, refuse_two_files
 from lm_edit.results.answers.documents import SampleGroup, cases_and_documents, sample_groups
 from lm_edit.results.files.runs import ResultFile
 from lm_edit.results.filters import SAMPLE_FILE, filter_rows, places_of, rows_at
-from lm_edit.results.schema import CASE_COLUMNS
 from lm_edit.results.statistics.intervals import RESAMPLES
-from lm_edit.results.tables import ResultSet, load_results, make_frame
+from lm_edit.results.tables import ResultSet, load_results
 
 FILES = ("index.html", "leaderboard.md", "leaderboard.csv", "leaderboard.tex")
 LARGE_BYTES = 50 * 10**6  # of samples, which several processes read; starting them takes longer for less
@@ -131,36 +130,37 @@ def _start_worker(results: ResultSet, places: Collection[tuple[str, ...]]) -> No
     _Worker.results, _Worker.groups = results, sample_groups(results, places)
 
 
-def _read_in_worker(number: int) -> tuple[pd.DataFrame, list[CaseText]]:
+def _read_in_worker(number: int) -> tuple[CaseData, list[CaseText]]:
     return _read_group(_Worker.results, _Worker.groups[number])
 
 
-def _read_group(results: ResultSet, group: SampleGroup) -> tuple[pd.DataFrame, list[CaseText]]:
+def _read_group(results: ResultSet, group: SampleGroup) -> tuple[CaseData, list[CaseText]]:
     with without_collector():
-        frame, documents = cases_and_documents(results, group)
-        return frame, list(map(text_of_case, documents))
+        cases, documents = cases_and_documents(results, group)
+        return read_case_data(cases), list(map(text_of_case, documents))
 
 
 def _read_samples(
     results: ResultSet, places: Collection[tuple[str, ...]], workers: int, progress: bool
-) -> tuple[pd.DataFrame, Cases]:
-    """The scores and the texts of all cases; one task of a run at a time is in the memory of a process."""
+) -> tuple[CaseData, Cases]:
+    """The scores and the texts of all cases; the samples of one task of a run at a time are in memory."""
     groups = sample_groups(results, places)
     paths = [file.sample_file(task) for group in groups for file, task in group]
     num_bytes = sum(path.stat().st_size for path in paths if path is not None)
-    single, frames = Cases(), [make_frame([], CASE_COLUMNS)]
+    single, data = Cases(), CaseData({}, {})
     with contextlib.ExitStack() as stack:
-        found: Iterable[tuple[pd.DataFrame, list[CaseText]]] = (_read_group(results, group) for group in groups)
+        found: Iterable[tuple[CaseData, list[CaseText]]] = (_read_group(results, group) for group in groups)
         if (used := min(workers, len(groups))) > 1 and num_bytes >= LARGE_BYTES:
             # Not forked: the libraries of this process may have threads.
             context = multiprocessing.get_context("spawn")
             pool = ProcessPoolExecutor(used, context, _start_worker, (results, places))
             found = stack.enter_context(pool).map(_read_in_worker, range(len(groups)))
         bar = tqdm(found, desc="Reading samples", total=len(groups), unit="task", disable=None if progress else True)
-        for frame, texts in bar:
-            frames.append(frame)
+        for (scores, sets), texts in bar:
+            data.scores.update(scores)
+            data.sets.update(sets)
             single.add_texts(texts)
-    return pd.concat(frames, ignore_index=True), single
+    return data, single
 
 
 def old_parts(folder: Path, files: Collection[str]) -> list[Path]:

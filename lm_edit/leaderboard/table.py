@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from tqdm import tqdm
@@ -12,7 +12,7 @@ from tqdm import tqdm
 from edit_hooks.utils.errors import EditingError
 from lm_edit.leaderboard import significance
 from lm_edit.leaderboard.board import OUTSIDE, Board, Cell, Row, RowCost, RowKey, Section
-from lm_edit.leaderboard.columns import Column, ColumnKey, describe_case_sets, find_columns
+from lm_edit.leaderboard.columns import CaseSet, Column, ColumnKey, describe_case_sets, find_columns
 from lm_edit.leaderboard.pairs import compare_among, compare_rows, is_testable, pairs_of
 from lm_edit.leaderboard.significance import Ranking
 from lm_edit.results.comparing import EDITED_MODEL, name_of, run_labels
@@ -43,9 +43,34 @@ UPDATE = "update_norm_ratio"
 UNSCORED = "unscored"  # without a reason that is known here
 
 
+class CaseData(NamedTuple):
+    """What the leaderboard needs of the scores of single cases, a small part of their table.
+
+    Attributes:
+        scores: (run, column) -> scores. sets: (run, task) -> which cases were asked.
+    """
+
+    scores: dict[tuple[str, ColumnKey], CaseScores]
+    sets: dict[tuple[str, str], CaseSet]
+
+
+def read_case_data(cases: pd.DataFrame) -> CaseData:
+    """Read the table of :func:`lm_edit.load_cases`."""
+    if cases.empty:
+        return CaseData({}, {})
+    groups = cases.groupby(["run", "task", "metric", "stage", "filter"], sort=False)
+    scores = {(str(run), ColumnKey(*map(str, names))): read_case_scores(rows) for (run, *names), rows in groups}
+    # The columns of a task have the same documents under the same edits, whose names are long.
+    shared: dict[object, Any] = {}
+    for key, one in scores.items():
+        documents, edits = (shared.setdefault(part, part) for part in (one.documents, one.edits))
+        scores[key] = one._replace(documents=documents, edits=edits)
+    return CaseData(scores, describe_case_sets(cases))
+
+
 def build_board(
     results: pd.DataFrame,
-    cases: pd.DataFrame,
+    cases: pd.DataFrame | CaseData,
     *,
     resamples: int = RESAMPLES,
     first: Mapping[str, Sequence[tuple[str, str]]] | None = None,
@@ -56,7 +81,7 @@ def build_board(
 
     Args:
         results: as :func:`lm_edit.load_results` returns them, filtered if wanted.
-        cases: as :func:`lm_edit.load_cases` returns them; may have more runs.
+        cases: as :func:`lm_edit.load_cases` returns them, or what was read of them; may have more runs.
         resamples: of every bootstrap and permutation test.
         first: columns that are shown first, see :func:`find_columns`.
         durations: result file -> seconds of its evaluation, and its number of cases.
@@ -68,9 +93,10 @@ def build_board(
     significance.check_libraries()
     if results.empty:
         raise EditingError("there are no results to compare.")
-    columns = find_columns(results, describe_case_sets(cases), first)
+    read = cases if isinstance(cases, CaseData) else read_case_data(cases)
+    columns = find_columns(results, read.sets, first)
     refuse_two_files(results)
-    rows = _read_rows(results, _cases_by_column(cases), durations or {})
+    rows = _read_rows(results, read.scores, durations or {})
     shares = {column.key for column in columns if column.is_share}
     groups = {column.key for column in columns if column.is_group}
     for row in rows:
@@ -107,13 +133,6 @@ def _note(found: Estimate) -> str:
 
 _CasesByColumn = Mapping[tuple[str, ColumnKey], CaseScores]
 _Durations = Mapping[str, tuple[float, int]]
-
-
-def _cases_by_column(cases: pd.DataFrame) -> dict[tuple[str, ColumnKey], CaseScores]:
-    if cases.empty:
-        return {}
-    groups = cases.groupby(["run", "task", "metric", "stage", "filter"], sort=False)
-    return {(str(run), ColumnKey(*map(str, names))): read_case_scores(rows) for (run, *names), rows in groups}
 
 
 def _read_rows(results: pd.DataFrame, cases: _CasesByColumn, durations: _Durations) -> list[Row]:
