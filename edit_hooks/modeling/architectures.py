@@ -400,9 +400,13 @@ def head_of(model: Any) -> nn.Module:
 
 
 def decoder_of(model: Any) -> nn.Module:
-    """The model without its head: embeddings, blocks, and final norm."""
+    """The model without its head: embeddings, blocks, and final norm; the module that the model itself calls."""
     decoder: nn.Module | None = getattr(model, model.base_model_prefix, None)
-    return model.get_decoder() if decoder is None else decoder  # some classes have the prefix of a larger model
+    if decoder is None:  # some classes have the prefix of a larger model
+        decoder = model.get_decoder()
+        return block_owner(model) if decoder is model else decoder
+    inner = decoder._modules.get("decoder")  # OPT, Bart: half of a pair, called by its own name
+    return decoder if inner is None else inner
 
 
 def block_owner(model: nn.Module) -> nn.Module:

@@ -146,8 +146,11 @@ def record_output(records: dict[Key, CachedOutput], key: Key, module: nn.Module)
     """Register a hook that stores the output of ``module`` as ``records[key]``."""
 
     def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-        records[key] = CachedOutput.of(output)
+        cached = CachedOutput.of(output)
+        records[key] = cached._replace(hidden=cached.hidden.clone()) if is_added_to else cached
 
+    # Some models add to the output in place: the routed experts' to a shared one's, the attention's to the MLP's.
+    is_added_to = token_list_of(module) is not None
     return Registration(module, hook)
 
 
@@ -231,7 +234,12 @@ def outputs_replaced(modules: Sequence[nn.Module], output: Any) -> Iterator[None
         yield
         return
     own = as_module_returns(first, output)
-    with forward_replaced(first, lambda *_args, **_kwargs: own), outputs_replaced(others, output):
+    is_added_to = token_list_of(first) is not None  # in place, as in :func:`record_output`
+
+    def replacement(*_args: Any, **_kwargs: Any) -> Any:
+        return own.clone() if is_added_to else own
+
+    with forward_replaced(first, replacement), outputs_replaced(others, output):
         yield
 
 
