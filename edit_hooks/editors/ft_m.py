@@ -213,8 +213,9 @@ def _train(job: EditJob[FTConfigT], rows: Sequence[LabeledRow], rule: TrainingRu
         for chunk in chunks.of_pass():
             with copies.used_by_model():
                 loss = rule.loss(chunk.nll(), chunk.rows)
-            total += float(loss.detach()) * len(chunk.rows.ids_RT)
-            if float(loss.detach()) >= config.early_stop_loss:
+            value = float(loss.detach())
+            total += value * len(chunk.rows.ids_RT)
+            if value >= config.early_stop_loss:
                 optimizer.zero_grad()
                 loss.backward()
                 rule.step(optimizer, [copies])
@@ -335,13 +336,15 @@ class _SideBySide(Generic[FTConfigT]):
         nlls = shared_nll(states, [group.forward for group in self.groups])
         losses = [mean_per_row(nll_L, group.forward.rows) for nll_L, group in zip(nlls, self.groups, strict=True)]
         running = []
-        for loss_E, group in zip(losses, self.groups, strict=True):
+        read = torch.cat([loss_E.detach() for loss_E in losses]).cpu()  # the only values that a GPU is asked for
+        for loss_E, group in zip(read.split([len(loss_E) for loss_E in losses]), self.groups, strict=True):
             for edit, loss in zip(group.edits, loss_E.tolist(), strict=True):
                 self.losses[edit].append(loss)
-            running.append((loss_E.detach() >= config.early_stop_loss).cpu())
+            running.append(loss_E >= config.early_stop_loss)
         if any(keep_E.any() for keep_E in running):
             self.optimizer.zero_grad()
-            torch.cat([loss_E[keep_E] for loss_E, keep_E in zip(losses, running, strict=True)]).sum().backward()
+            pairs = zip(losses, running, strict=True)
+            torch.cat([loss_E if keep_E.all() else loss_E[keep_E] for loss_E, keep_E in pairs]).sum().backward()
         for group, keep_E in zip(self.groups, running, strict=True):
             if not keep_E.all():
                 self._finish(group, ~keep_E, stopped_early=True)

@@ -41,6 +41,8 @@ from edit_hooks.gradient.labeled_rows import (
     mean_per_row,
     target_row,
 )
+from edit_hooks.gradient.side_by_side import make_adam
+from edit_hooks.gradient.stepping.fixed_steps import FixedSteps
 from edit_hooks.memory.codebook import (
     Query,
     Replacement,
@@ -51,6 +53,7 @@ from edit_hooks.memory.codebook import (
 )
 from edit_hooks.memory.steps import NUM_BEFORE, step_numbers
 from edit_hooks.modeling.architectures import architecture_of, map_shape, unwrapped, weight_of
+from edit_hooks.modeling.device.run_ahead import runs_ahead
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output, record_at
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
@@ -219,7 +222,7 @@ class GRACE(Editor[GRACEConfig]):
         targets = [
             target_row(job.tokenizer, r.text, r.continuation, append_eos=config.append_eos) for r in job.requests
         ]
-        rows = batch_rows(model, targets)
+        rows = batch_rows(model, targets, in_buckets=True)
         context = _prompt_context(rows)
         earlier = HookEdit.after((delta.hook_edit for delta in job.history), "codebook", name, "a codebook")
         codebook = Codebook(earlier)
@@ -313,20 +316,21 @@ def _train(
         The values [R, d], and the loss of every row at every step [S, R].
     """
     values_RD = start_RD.clone().requires_grad_(True)
-    optimizer = torch.optim.Adam([values_RD], lr=config.lr)
+    is_ahead = runs_ahead(values_RD.device)
+    optimizer = make_adam([values_RD], config.lr, 0.0, "fast" if is_ahead else "reference")
     is_replaced_RT1 = replaced_positions(config.replacement, context)[:, :, None]
 
     def substitute(output_RTD: torch.Tensor) -> torch.Tensor:
         return torch.where(is_replaced_RT1.to(output_RTD.device), values_RD[:, None].to(output_RTD), output_RTD)
 
-    losses = []
-    for _ in range(config.num_steps):
-        with hooks(on_output(model.get_submodule(name), substitute)), torch.enable_grad():
+    def evaluate() -> tuple[torch.Tensor, torch.Tensor]:
+        with hooks(on_output(model.get_submodule(name), substitute)):
             loss_R = mean_per_row(label_nll(model, rows), rows)
-        losses.append(loss_R.detach())
-        optimizer.zero_grad()
-        loss_R.sum().backward()
-        optimizer.step()
+        return loss_R.sum(), loss_R
+
+    reads = [rows, rows.counts_L(), is_replaced_RT1]
+    steps = FixedSteps(model, optimizer, evaluate, ("grace", name, rows.first_block, config.lr), reads)
+    losses = steps.run(config.num_steps)
     return values_RD.detach(), torch.stack(losses)
 
 

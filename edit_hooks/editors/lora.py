@@ -23,9 +23,9 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -42,6 +42,8 @@ from edit_hooks.gradient.diagnostics import loss_diagnostics
 from edit_hooks.gradient.label_forward import ENGINES, CachedLabelForward, shared_nll
 from edit_hooks.gradient.labeled_rows import LabeledRow, batch_rows, mean_per_row, target_row
 from edit_hooks.gradient.side_by_side import make_adam, split_edits
+from edit_hooks.gradient.stepping.dropout import Dropout, StepNoise
+from edit_hooks.gradient.stepping.fixed_steps import FixedSteps
 from edit_hooks.modeling.architectures import (
     Role,
     architecture_of,
@@ -52,6 +54,7 @@ from edit_hooks.modeling.architectures import (
     unwrapped,
     weight_of,
 )
+from edit_hooks.modeling.device.run_ahead import runs_ahead
 from edit_hooks.modeling.hooks import Registration, frozen, hooks
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.utils.errors import EditingError
@@ -210,22 +213,23 @@ class _Training:
         adapters = {name: adapter.map(_trainable) for name, adapter in self.start.items()}
         dropouts = self._dropouts([None])
         optimizer = self._adam(adapters.values())
-        losses = []
+        passes: list[list[torch.Tensor]] = []  # read after the last one: a GPU does not wait for them
         with hooks(*self._registrations(adapters, dropouts)):
             for step in range(config.num_steps + 1):
                 is_training = step < config.num_steps
-                total = count = 0.0
+                passes.append([])
                 for dropout in dropouts:
                     dropout.is_active = is_training
                 for chunk in chunks:
                     with torch.set_grad_enabled(is_training):
                         nll_L = chunk.nll()
-                    total, count = total + float(nll_L.detach().sum()), count + len(nll_L)
+                    passes[-1].append(nll_L.detach().sum())
                     if is_training:
                         optimizer.zero_grad()
                         (nll_L.mean() + orthogonality(adapters.values(), config, nll_L.device)).backward()
                         optimizer.step()
-                losses.append(total / count)
+        count = sum(len(chunk.rows.token_L) for chunk in chunks)
+        losses = [sum(map(float, of_chunks)) / count for of_chunks in passes]
         self.job.progress(len(rows))
         return self._delta(adapters, losses)
 
@@ -243,35 +247,55 @@ class _Training:
         return [deltas[index] for index in range(len(rows))]
 
     def _group(self, edits: list[int], rows: Sequence[LabeledRow]) -> _Group:
-        batch = batch_rows(self.model, [rows[edit] for edit in edits])
+        batch = batch_rows(self.model, [rows[edit] for edit in edits], in_buckets=True)
         adapters = {
             name: adapter.map(lambda tensor: _trainable(tensor.repeat(len(edits), 1, 1)))
             for name, adapter in self.start.items()
         }
-        dropouts = self._dropouts([len(rows[edit].ids) for edit in edits])
-        return _Group(edits, CachedLabelForward(self.model, batch, self.names), adapters, dropouts)
+        lengths = [len(rows[edit].ids) for edit in edits]
+        dropouts, noise = self._dropouts(lengths), None
+        if self.config.dropout and runs_ahead(batch.ids_RT.device):
+            widths = [map_shape(self.model.get_submodule(name))[1] for name in self.names]
+            noise = StepNoise(lengths, widths, batch.ids_RT.device, self.config.seed)
+            for number, dropout in enumerate(dropouts):
+                dropout.drawn = noise.of_module(number)
+        return _Group(edits, CachedLabelForward(self.model, batch, self.names), adapters, dropouts, noise)
 
     def _fit(self, groups: Sequence[_Group]) -> list[list[list[float]]]:
         """Train all groups in place; the losses of every group, pass and edit."""
         config = self.config
         optimizer = self._adam([adapter for group in groups for adapter in group.adapters.values()])
-        losses: list[list[list[float]]] = [[] for _ in groups]
-        for step in range(config.num_steps + 1):
-            is_training = step < config.num_steps
-            with torch.set_grad_enabled(is_training):
-                states = [self._label_states(group, is_training) for group in groups]
-                nlls = shared_nll(states, [group.forward for group in groups])
+
+        def evaluate() -> tuple[torch.Tensor, torch.Tensor]:
+            losses = self._losses(groups, is_training=True)
             totals = []
-            for records, nll_L, group in zip(losses, nlls, groups, strict=True):
-                loss_E = mean_per_row(nll_L, group.forward.rows)
-                records.append(loss_E.tolist())
-                penalty_E = orthogonality(group.adapters.values(), config, loss_E.device)
-                totals.append((loss_E + penalty_E).sum())
-            if is_training:
-                optimizer.zero_grad()
-                torch.stack(totals).sum().backward()
-                optimizer.step()
-        return losses
+            for loss_E, group in zip(losses, groups, strict=True):
+                totals.append((loss_E + orthogonality(group.adapters.values(), config, loss_E.device)).sum())
+            return torch.stack(totals).sum(), torch.cat(losses)
+
+        sources = [group.noise for group in groups if group.noise is not None]
+
+        def draw(noise: Sequence[torch.Tensor]) -> None:
+            for number, generator in enumerate(generator for source in sources for generator in source.generators):
+                noise[number].uniform_(generator=generator)
+
+        names = ("num_steps", "lr", "weight_decay", "alpha", "dropout", "orthogonality")
+        key = ("lora", *self.names, *(getattr(config, name) for name in names))
+        reads = [self.written and list(self.written.values()), [group.reads for group in groups]]
+        noise = [buffer for source in sources for buffer in source.buffers]
+        steps = FixedSteps(self.model, optimizer, evaluate, key, reads, noise)
+        history = steps.run(config.num_steps, draw if sources else None)
+        with torch.no_grad():
+            history.append(torch.cat(self._losses(groups, is_training=False)))
+        sizes = [len(group.edits) for group in groups]
+        by_pass = [losses_E.split(sizes) for losses_E in history]
+        return [[losses[number].tolist() for losses in by_pass] for number in range(len(groups))]
+
+    def _losses(self, groups: Sequence[_Group], is_training: bool) -> list[torch.Tensor]:
+        """Losses [E] of every group."""
+        states = [self._label_states(group, is_training) for group in groups]
+        nlls = shared_nll(states, [group.forward for group in groups])
+        return [mean_per_row(nll_L, group.forward.rows) for nll_L, group in zip(nlls, groups, strict=True)]
 
     def _label_states(self, group: _Group, is_training: bool) -> torch.Tensor:
         for dropout in group.dropouts:
@@ -283,15 +307,15 @@ class _Training:
         leaves = [tensor for adapter in adapters for tensor in adapter.tensors]
         return make_adam(leaves, self.config.lr, self.config.weight_decay, self.config.engine)
 
-    def _dropouts(self, lengths: Sequence[int | None]) -> list[_Dropout]:
+    def _dropouts(self, lengths: Sequence[int | None]) -> list[Dropout]:
         """Dropout of every module, for edits with rows of these lengths (``None``: as wide as the batch)."""
         config = self.config
         return [
-            _Dropout(config.dropout, weight_of(self.model.get_submodule(name)).device, config.seed, number, lengths)
+            Dropout(config.dropout, weight_of(self.model.get_submodule(name)).device, config.seed, number, lengths)
             for number, name in enumerate(self.names)
         ]
 
-    def _registrations(self, adapters: dict[str, LoRAFactors], dropouts: Sequence[_Dropout]) -> list[Registration]:
+    def _registrations(self, adapters: dict[str, LoRAFactors], dropouts: Sequence[Dropout]) -> list[Registration]:
         """Hooks by which the modules compute with the adapters instead of those that the weights hold."""
         # Training continues the adapter that the weights hold, so its share must not act twice.
         submodule = self.model.get_submodule
@@ -330,7 +354,14 @@ class _Group:
     edits: list[int]
     forward: CachedLabelForward
     adapters: dict[str, LoRAFactors]
-    dropouts: list[_Dropout]
+    dropouts: list[Dropout]
+    noise: StepNoise | None
+
+    @property
+    def reads(self) -> list[Any]:
+        """The tensors that its losses depend on, besides model, adapters and noise."""
+        forward = self.forward
+        return [forward.rows, forward.rows.counts_L(), forward.outputs, forward.positions]
 
 
 def _trainable(tensor: torch.Tensor) -> torch.Tensor:
@@ -346,13 +377,25 @@ def orthogonality(adapters: Iterable[LoRAFactors], config: LoRAConfig, device: t
     Args:
         device: of the result: adapters may be on several, and the loss on yet another.
     """
+    sides = [side for adapter in adapters if adapter.E is not None for side in (adapter.A, adapter.B.mT)]
+    if sides and runs_ahead(device):
+        sides = _stacked(sides)  # few products instead of two for every module
+    grams = [side @ side.mT for side in sides]
     norms = [
         torch.linalg.matrix_norm(gram - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
-        for adapter in adapters
-        if adapter.E is not None
-        for gram in (adapter.A @ adapter.A.mT, adapter.B.mT @ adapter.B)
+        for gram in grams
     ]
+    if sides and runs_ahead(device):
+        norms = [norm for of_stack in norms for norm in of_stack]
     return config.orthogonality * torch.stack([norm.to(device) for norm in norms]).mean(0) if norms else 0.0
+
+
+def _stacked(sides: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors of one shape and device together, along a new first axis."""
+    alike: dict[Hashable, list[torch.Tensor]] = {}
+    for side in sides:
+        alike.setdefault((side.shape, side.device), []).append(side)
+    return [torch.stack(group) for group in alike.values()]
 
 
 def _adapters_after(model: nn.Module, history: Sequence[Delta], names: Sequence[str]) -> dict[str, LoRAFactors]:
@@ -380,33 +423,6 @@ def _subtract_output(module: nn.Module, factor: Factor) -> Registration:
         return (at_least_float32(output) - share.to(output.device)).to(output.dtype)
 
     return Registration(module, hook)
-
-
-class _Dropout:
-    """Dropout whose masks come from generators of its own, one per edit, on the device of the masks.
-
-    An edit's masks are those of its row alone, whatever the width of the batch.
-
-    Args:
-        lengths: tokens of each edit's row; ``None`` for an edit that has the whole batch.
-    """
-
-    def __init__(
-        self, share: float, device: torch.device, seed: int, number: int, lengths: Sequence[int | None]
-    ) -> None:
-        self.share, self.is_active, self.lengths = share, True, lengths
-        self._generators = [torch.Generator(device).manual_seed(seed * 1_000_003 + 2 * number + 1) for _ in lengths]
-
-    def __call__(self, x_RTF: torch.Tensor) -> torch.Tensor:
-        if not self.is_active or self.share == 0:
-            return x_RTF
-        kept = torch.zeros_like(x_RTF, dtype=torch.bool)
-        for rows, length, generator in zip(kept.chunk(len(self.lengths)), self.lengths, self._generators, strict=True):
-            part = rows if length is None else rows[:, :length]
-            part.copy_(
-                torch.rand(part.shape, generator=generator, device=x_RTF.device, dtype=torch.float32) >= self.share
-            )
-        return x_RTF * kept / (1 - self.share)
 
 
 def adapter_shapes(model: nn.Module, names: Sequence[str], config: LoRAConfig) -> dict[str, Shape]:
@@ -452,7 +468,7 @@ def initial_adapters(model: nn.Module, names: Sequence[str], config: LoRAConfig)
     return adapters
 
 
-def _add_output(module: nn.Module, adapter: LoRAFactors, dropout: _Dropout, config: LoRAConfig) -> Registration:
+def _add_output(module: nn.Module, adapter: LoRAFactors, dropout: Dropout, config: LoRAConfig) -> Registration:
     """Register a hook that adds the adapter's output to that of its module."""
 
     def hook(_module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:

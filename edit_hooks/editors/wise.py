@@ -23,6 +23,7 @@ Shapes: R rows (the context templates, then the unrelated text), T tokens, L lab
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -411,15 +412,13 @@ def train(
         stopped = has_converged([record["loss"] for record in history])
         losses = _evaluate(model, name, rows, forward, change, config)
         loss = losses.nll + losses.margin.to(losses.nll.device)
-        history.append(
-            {"loss": float(loss.detach()), "nll": float(losses.nll.detach()), "margin": float(losses.margin.detach())}
-        )
+        history.append(_read({"loss": loss, "nll": losses.nll, "margin": losses.margin}))
         if stopped:
             break
         if replay is not None:
             replayed = replay.loss(change)
             loss = loss + replayed.to(loss.device)
-            history[-1] |= {"loss": float(loss.detach()), "replay": float(replayed.detach())}
+            history[-1] |= _read({"loss": loss, "replay": replayed})
         (gradient,) = torch.autograd.grad(loss, change)
         with torch.no_grad():
             change -= config.lr * (gradient + config.weight_decay * (weight + change)) * mask
@@ -432,6 +431,13 @@ def train(
     distance_R = losses.distance_R.detach()
     distance_in, distance_out = float(distance_R[:-1].mean()), float(distance_R[-1:].mean())
     return TrainingResult(change.detach(), shrink, history, steps, stopped, distance_in, distance_out)
+
+
+def _read(parts: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Scalars, with one read of their device."""
+    first, *_ = parts.values()
+    values = torch.stack([part.detach().to(first.device) for part in parts.values()])
+    return dict(zip(parts, values.tolist(), strict=True))
 
 
 def _evaluate(
@@ -474,7 +480,15 @@ def _new_memory(weight: torch.Tensor, bank: MemoryBank, config: WISEConfig) -> M
         mask = torch.as_tensor(config.mask).bool().view(weight.shape)
     else:
         shard = bank.num_edits // config.save_every
-        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + shard)
-        mask = torch.rand(weight.shape, generator=generator, dtype=torch.float32) < config.mask_ratio
+        mask = _drawn_mask(config.seed * 1_000_003 + shard, tuple(weight.shape), config.mask_ratio)
     zero = torch.zeros(weight.shape, dtype=at_least_float32(weight[:0]).dtype, device=weight.device)
-    return Memory(bank.next_number, zero, mask.to(weight.device), 0.0)
+    return Memory(bank.next_number, zero, mask.to(weight.device, copy=True), 0.0)
+
+
+@functools.lru_cache(maxsize=1)
+def _drawn_mask(seed: int, shape: tuple[int, ...], share: float) -> torch.Tensor:
+    """A random mask, on the CPU, where its numbers are the same everywhere.
+
+    Independent edits have the same one, which takes as long to draw as a few steps (0.5 s for 58 million entries).
+    """
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32) < share

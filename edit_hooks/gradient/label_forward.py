@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
-from edit_hooks.gradient.labeled_rows import LabeledRows
+from edit_hooks.gradient.labeled_rows import LabeledRows, attention_of
 from edit_hooks.modeling.architectures import architecture_of, decoder_of, num_layers
 from edit_hooks.modeling.forward.lm_head import ModelHead, default_max_logits
 from edit_hooks.modeling.forward.vocab_loss import vocab_losses
@@ -111,6 +111,20 @@ def recording_outputs(
     return hooks(*(record_output(outputs, one.source, model.get_submodule(one.source)) for one in fixed))
 
 
+class _Positions(NamedTuple):
+    """The distinct positions of labels, and for every label the number of its position."""
+
+    row_P: torch.Tensor
+    column_P: torch.Tensor
+    index_L: torch.Tensor
+
+    @classmethod
+    def of(cls, rows: LabeledRows) -> _Positions:
+        width = rows.ids_RT.shape[1]
+        position_P, index_L = (rows.row_L * width + rows.column_L).unique(return_inverse=True)
+        return cls(position_P // width, position_P % width, index_L)
+
+
 class CachedLabelForward:
     """Forward passes without their constant parts.
 
@@ -128,6 +142,7 @@ class CachedLabelForward:
         self.first_block = first_trained_block(model, trained)
         self.fixed = fixed_modules(model, trained)
         self.outputs = self._run_fixed() if outputs is None else outputs
+        self.positions = _Positions.of(rows)
         last = num_layers(model) - 1
         position_wise = [
             name
@@ -151,17 +166,15 @@ class CachedLabelForward:
     def _decode(self) -> torch.Tensor:
         """Last hidden states [R, T, d]."""
         inputs = {"input_ids": self.rows.ids_RT, "attention_mask": self.rows.mask_RT}
-        return decoder_of(self.model)(**inputs, use_cache=False).last_hidden_state
+        with attention_of(self.model, self.rows.ids_RT.device):
+            return decoder_of(self.model)(**inputs, use_cache=False).last_hidden_state
 
     def nll(self) -> torch.Tensor:
         return shared_nll([self.label_states()], [self])[0]
 
     def label_states(self) -> torch.Tensor:
         """Inputs of the head at the labels, [L, d]; differentiable."""
-        rows = self.rows
-        width = rows.ids_RT.shape[1]
-        position_P, index_L = (rows.row_L * width + rows.column_L).unique(return_inverse=True)
-        row_P, column_P = position_P // width, position_P % width
+        row_P, column_P, index_L = self.positions
         with self._fixed_replaced(), hooks(*self._confined(row_P, column_P)):
             states_PD = select_positions(row_P, column_P)(self._decode())[0]
         return states_PD[index_L.to(states_PD.device)]
@@ -192,6 +205,7 @@ class CachedLabelForward:
 
     def select(self, keep_R: torch.Tensor) -> None:
         self.rows = self.rows.select(keep_R)
+        self.positions = _Positions.of(self.rows)
         self.outputs = [
             output._replace(hidden=output.hidden[keep_R.to(output.hidden.device)]) for output in self.outputs
         ]

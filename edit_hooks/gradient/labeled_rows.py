@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -19,7 +19,9 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.modeling.architectures import architecture_of, head_of, input_device
+from edit_hooks.modeling.device.run_ahead import runs_ahead
 from edit_hooks.modeling.forward.kv_cache import right_padded
+from edit_hooks.modeling.forward.prefix_attention import fused_attention
 from edit_hooks.modeling.hooks import (
     CachedOutput,
     hooks,
@@ -35,6 +37,7 @@ from edit_hooks.utils.errors import UnusableRequestError
 
 Objective = Literal["target_tokens", "last_token"]
 AppendEos = bool | Literal["released"]
+ROW_STEP = 8  # of numbers of columns in buckets
 APPEND_EOS_HELP = (
     "append the end-of-text token to the target; released: behind a space, and trained only if it is not the padding "
     "token too"
@@ -71,10 +74,13 @@ class LabeledRows:
     token_L: torch.Tensor
     first_block: int = 0
     lower_output: CachedOutput | None = None
+    _counts_L: torch.Tensor | None = field(default=None, init=False, repr=False)
 
     def counts_L(self) -> torch.Tensor:
-        """For every label, the number of labels of its row."""
-        return torch.bincount(self.row_L, minlength=len(self.ids_RT))[self.row_L]
+        """For every label, the number of labels of its row; counted once, because a GPU waits for it."""
+        if self._counts_L is None:
+            self._counts_L = torch.bincount(self.row_L, minlength=len(self.ids_RT))[self.row_L]
+        return self._counts_L
 
     def select(self, keep_R: torch.Tensor) -> LabeledRows:
         """The batch with some of its rows (boolean mask) and their labels."""
@@ -129,10 +135,17 @@ def target_row(
     return LabeledRow(ids, [(last + i, token) for i, token in enumerate(labels)])
 
 
-def batch_rows(model: Any, rows: Sequence[LabeledRow]) -> LabeledRows:
-    """Rows of any lengths as one batch, on the device where the model takes its token ids."""
+def batch_rows(model: Any, rows: Sequence[LabeledRow], *, in_buckets: bool = False) -> LabeledRows:
+    """Rows of any lengths as one batch, on the device where the model takes its token ids.
+
+    Args:
+        in_buckets: on a GPU the width is a multiple of :data:`ROW_STEP`, so that recorded steps of other rows fit.
+    """
     device = input_device(model)
     ids_RT, mask_RT = right_padded([row.ids for row in rows], device)
+    if in_buckets and runs_ahead(device):
+        missing = -ids_RT.shape[1] % ROW_STEP
+        ids_RT, mask_RT = (nn.functional.pad(part_RT, (0, missing)) for part_RT in (ids_RT, mask_RT))
     labels = [(index, column, token) for index, row in enumerate(rows) for column, token in row.labels]
     row_L, column_L, token_L = (torch.tensor(values, device=device) for values in zip(*labels, strict=True))
     return LabeledRows(ids_RT, mask_RT, row_L, column_L, token_L)
@@ -150,6 +163,11 @@ def cache_lower_blocks(model: Any, rows: LabeledRows, first_block: int) -> None:
     rows.first_block, rows.lower_output = first_block, outputs[first_block]
 
 
+def attention_of(model: Any, device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Scope of passes over whole rows: the model's own attention, or on a GPU the fused one, which does not wait."""
+    return fused_attention(model) if runs_ahead(device) else contextlib.nullcontext()
+
+
 def label_logits(model: Any, rows: LabeledRows) -> torch.Tensor:
     """Logits [L, V] that predict the labels, at least float32; the LM head runs at these positions only."""
     with contextlib.ExitStack() as scope:
@@ -159,6 +177,7 @@ def label_logits(model: Any, rows: LabeledRows) -> torch.Tensor:
             skipped = [model.get_submodule(arch.block_name(index)) for index in range(rows.first_block)]
             scope.enter_context(outputs_replaced(skipped, rows.lower_output.as_output()))
         scope.enter_context(hooks(on_input(head_of(model), select_positions(rows.row_L, rows.column_L))))
+        scope.enter_context(attention_of(model, rows.ids_RT.device))
         return at_least_float32(model(input_ids=rows.ids_RT, attention_mask=rows.mask_RT, use_cache=False).logits[0])
 
 

@@ -51,6 +51,18 @@ def test_recorded_steps_make_the_same_edits(editor, model_type, captures, monkey
     assert max(map(distance, recorded, expected)) < 1e-4  # norms compute in float32
 
 
+@pytest.mark.parametrize(
+    ("editor", "settings"), [("grace", {}), ("lora", {"dropout": 0.0}), ("lora", {"kind": "adalora", "dropout": 0.0})]
+)
+def test_recorded_training_steps_make_the_same_edits(editor, settings, captures, monkeypatch):
+    subject = Subject(editor, "llama", torch.float64, DEVICE)
+    settings = {**settings, "num_steps": 10}
+    recorded = edits(subject, subject.model, settings)
+    assert captures and records(subject.model, DEVICE), "the model is refused; see the log"
+    monkeypatch.setenv(recording.SWITCH, "0")
+    assert max(map(distance, recorded, edits(subject, subject.model, settings))) < 1e-6
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_a_stream_of_single_edits_replays_few_recordings(dtype, captures, monkeypatch):
     subject = Subject("rome", "llama", dtype, DEVICE)

@@ -88,6 +88,6 @@ def _waits(name: str, args: tuple[Any, ...], result: Any) -> bool:
     if name in COPIES:
         source = args[1] if name == "copy_" else args[0]
         return bool(source.device != result.device)
-    if name == "where":  # with a number, PyTorch makes a tensor on the host and copies it
-        return any(isinstance(value, torch.Tensor) and value.dim() == 0 for value in args[1:])
+    if name == "where":  # a number on the host is copied
+        return any(isinstance(value, torch.Tensor) and value.device != args[0].device for value in args[1:])
     return name in READS or name in FROM_THE_HOST

@@ -138,10 +138,11 @@ class _Batch:
             for term in self.terms:
                 parts[term.name] = term.loss(delta_ED, step)
                 total_E = total_E + parts[term.name]
+            total = total_E.sum()
         self._keep_losses({"loss": total_E, **parts}, below_E)
         self.running_E.logical_and_(~below_E)
         if step < last:
-            (gradient_ED,) = torch.autograd.grad(total_E.sum(), delta_ED)
+            (gradient_ED,) = torch.autograd.grad(total, delta_ED)
             scale_1, correction_1 = (one_S.gather(0, self.number_1) for one_S in (self.scale_S, self.correction_S))
             stepped_ED = state.stepped(gradient_ED, scale_1, correction_1, settings.clamp_factor)
             # A recorded step does not know that it is the last one.

@@ -272,5 +272,4 @@ class GatheredLabels:
 
     def __call__(self, nll_L: torch.Tensor, like_E: torch.Tensor) -> torch.Tensor:
         weighted_EM = nll_L.to(like_E)[self.index_EM] / self.count_EM
-        # not torch.where with a number, which a GPU would copy from the host
         return weighted_EM.masked_fill(~self.is_label_EM, 0).sum(1)

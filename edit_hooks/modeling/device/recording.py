@@ -131,6 +131,7 @@ def records(model: nn.Module, device: torch.device) -> bool:
     return is_plain and on_one_device and not torch.is_autocast_enabled(device.type)
 
 
+@torch.no_grad()
 def recording_of(
     model: nn.Module, key: Hashable, step: Step, tensors: list[torch.Tensor], results: list[torch.Tensor]
 ) -> Recording | None:

@@ -210,16 +210,35 @@ def cached_prefix(model: Any, layers: Sequence[KeysValues], room: int = 0) -> It
     Yields:
         The cache to call the model with. Calls do not add to it.
     """
+    cache = DynamicCache()
+    cache.layers = [_RoomLayer(layer, room) if room else _PrefixLayer(layer) for layer in layers]
+    with _attention(model, FUSED_NAME if room else NAME):
+        yield cache
+
+
+@contextlib.contextmanager
+def fused_attention(model: Any) -> Iterator[None]:
+    """Attention without a prefix in the fused form, if the model's can be replaced.
+
+    transformers asks the values of a mask whether it can do without one, which a GPU waits for.
+    """
+    if not is_supported(model):
+        yield
+        return
+    with _attention(model, FUSED_NAME):
+        yield
+
+
+@contextlib.contextmanager
+def _attention(model: Any, name: str) -> Iterator[None]:
+    """Another attention implementation in the config of a model."""
     _register()
     decoder: Any = block_owner(model)
     config = decoder.config
-    cache = DynamicCache()
-    cache.layers = [_RoomLayer(layer, room) if room else _PrefixLayer(layer) for layer in layers]
 
     def attend_with(implementation: str) -> None:
         config._attn_implementation = implementation
 
     own = config._attn_implementation
-    name = FUSED_NAME if room else NAME
     with _implementations.changed(decoder, own, lambda: attend_with(name), attend_with):
-        yield cache
+        yield

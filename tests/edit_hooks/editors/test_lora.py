@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, EDIT_LAYER, NATURAL_TOKENIZER, REQUESTS, build_model
-from edit_hooks.editors.lora import LoRAConfig, LoRAFactors, _Dropout, initial_adapters
+from edit_hooks.editors.lora import LoRAConfig, LoRAFactors, initial_adapters
+from edit_hooks.gradient.stepping.dropout import Dropout
 from edit_hooks.modeling.architectures import ROLES
 from edit_hooks.modeling.tokens import split_continuation
 
@@ -187,7 +188,7 @@ def test_dropout_keeps_its_share_and_the_mean():
     """A row's padding is zero: it has no mask of its own."""
     ones = torch.ones(2, 200, 64)
     for lengths, width in (([None], 200), ([150, 200], 150)):
-        dropped = _Dropout(0.2, torch.device("cpu"), 0, 0, lengths)(ones)
+        dropped = Dropout(0.2, torch.device("cpu"), 0, 0, lengths)(ones)
         kept = dropped[:, :width]
         torch.testing.assert_close(kept[kept != 0].unique(), torch.tensor([1 / 0.8]))
         assert float((kept != 0).float().mean()) == pytest.approx(0.8, abs=0.01)

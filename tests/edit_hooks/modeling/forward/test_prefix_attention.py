@@ -22,7 +22,7 @@ from edit_hooks.locate.values.value_optimization import optimize_values
 from edit_hooks.modeling.architectures import decoder_of
 from edit_hooks.modeling.forward import prefix_attention
 from edit_hooks.modeling.forward.kv_cache import CACHE
-from edit_hooks.modeling.forward.prefix_attention import cached_prefix, is_supported, with_room
+from edit_hooks.modeling.forward.prefix_attention import cached_prefix, fused_attention, is_supported, with_room
 from edit_hooks.modeling.forward.prefix_cache import compute_prefix_cache
 
 PREFIXES = [[5, 6, 7, 8, 9, 10], [11, 12], []]  # of unequal lengths, and one row without any
@@ -85,6 +85,17 @@ def test_a_separate_prefix_equals_a_concatenated_one(model_type, implementation)
         config._attn_implementation = own
     for tensor, other in zip(ours, expected * 2, strict=True):
         assert relative(tensor, other) < LIMIT
+
+
+@torch.no_grad()
+@each_model
+def test_rows_without_a_prefix_in_the_fused_form(model_type):
+    model, _ = loaded(model_type)
+    ids, mask = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
+    expected = decoder_of(model)(ids, attention_mask=mask, use_cache=False).last_hidden_state
+    with fused_attention(model):
+        output = decoder_of(model)(ids, attention_mask=mask, use_cache=False).last_hidden_state
+    assert relative(output[mask.bool()], expected[mask.bool()]) < LIMIT
 
 
 @torch.no_grad()
