@@ -12,14 +12,14 @@ singular triplets. The projection is linear and idempotent, and a low-rank updat
 
 The paper leaves open which energy and which share is meant; the defaults are this package's. As in the other wrappers,
 the projection happens after the base editor has finished all its layers. The vectors are computed once per weight and
-stored in ``Delta.stream_state``, from which later steps read them.
+stored beside the statistics, under the digest of the weight; the steps of a stream carry that digest alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, TypeVar
 
@@ -33,19 +33,19 @@ from edit_hooks.deltas.apply import read_parameter
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import largest_norm_ratio
 from edit_hooks.deltas.placement import beside_weights
+from edit_hooks.locate.moments.stored_matrices import load_matrices, save_matrices
 from edit_hooks.locate.value_editor import MEMIT_CONTRACT_SETTINGS
-from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.fingerprint.tensor_hash import tensor_digest
-from edit_hooks.modeling.linear_maps import map_shape
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.settings.numbers import SHARE_BELOW_ONE
+from edit_hooks.utils.storage.files import cache_root
 
 UpdateT = TypeVar("UpdateT", Factor, torch.Tensor)
 
-STATE_PREFIX = "revive"  # of the singular vectors in saved edits
-FLOAT32 = 4
+ORIGINALS = "revive_originals"  # in Delta.meta
+FORMAT, FOLDER = "lm-eval-editing/singular-vectors/1", "singular_vectors"
 LITTLE = 0.1  # share of an update's norm
 LITTLE_WARNING = (
     "less than a tenth of the norm of the update of a weight is left, because the rest lies in the protected "
@@ -136,77 +136,83 @@ class REVIVE(PostProcessingEditor[REVIVEConfig]):
     def __init__(self, overrides: Settings | None = None) -> None:
         super().__init__(overrides)
         self.reads_past_updates = self.base.reads_past_updates
-        self._vectors: dict[str, tuple[str, SingularVectors]] = {}  # by parameter: digest of the weight, its vectors
+        self._vectors: dict[str, SingularVectors] = {}  # by digest of the weight
 
     def condensed(self, model: nn.Module, history: Sequence[Delta]) -> list[Delta]:
-        condensed = self.base.condensed(model, history)
-        held = {name for delta in condensed for name in delta.stream_state}
-        missing = {name: tensor for name, tensor in _stored(history).items() if name not in held}
-        if not missing:
+        condensed, originals = self.base.condensed(model, history), _originals(history)
+        if not originals:
             return condensed
         *earlier, last = condensed or [Delta()]
-        return [*earlier, dataclasses.replace(last, stream_state={**last.stream_state, **missing})]
-
-    def most_state_bytes(self, model: nn.Module) -> int | None:
-        of_base = super().most_state_bytes(model)
-        if of_base is None:
-            return None
-        inner = unwrapped(model)
-        config = self._resolved[inner]
-        shapes = [map_shape(inner.get_submodule(name)) for name in self.target_modules(config, model)]
-        # k leading squares hold at least the share k / n of all.
-        return of_base + sum(FLOAT32 * math.ceil(config.energy * min(shape)) * sum(shape) for shape in shapes)
+        return [*earlier, dataclasses.replace(last, meta={**last.meta, ORIGINALS: originals})]
 
     def warnings(self, job: EditJob[REVIVEConfig], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
         is_little = any(facts["kept_norm_share"] < LITTLE for facts in delta.diagnostics["revive"].values())
         return [*super().warnings(job, requests, delta), *([LITTLE_WARNING] if is_little else [])]
 
     def compute(self, job: EditJob[REVIVEConfig]) -> list[Delta]:
-        stored = _stored(job.history)
-        return [self._projected(job, delta, stored) for delta in self.base_edits(job)]
+        originals = _originals(job.history)
+        return [self._projected(job, delta, originals) for delta in self.base_edits(job)]
 
     @torch.no_grad()
-    def _projected(self, job: EditJob[REVIVEConfig], delta: Delta, stored: dict[str, torch.Tensor]) -> Delta:
-        """The delta without the leading directions of its matrices; vectors that the history lacks are in its state."""
+    def _projected(self, job: EditJob[REVIVEConfig], delta: Delta, originals: Mapping[str, str]) -> Delta:
+        """The delta without the leading directions of its matrices.
+
+        Args:
+            originals: digests of the weights before the first step of the stream that changed them.
+        """
         delta = beside_weights(job.model, delta)
         masked = [f"{module}.weight" for module in delta.masks]
         dense = {**delta.dense, **{name: delta.weight(name) for name in masked}}
         factors = {name: factor for name, factor in delta.factors.items() if name not in delta.masks}
-        state, report = dict(delta.stream_state), {}
+        digests, report = dict(originals), {}
         for name in delta.parameter_names:
             module = name.removesuffix(".weight")
             if module not in factors and dense[name].dim() != 2:
                 continue  # a bias has no singular vectors
-            keys = f"{STATE_PREFIX}/left/{name}", f"{STATE_PREFIX}/right/{name}"
-            if keys[0] in stored:
-                vectors = SingularVectors(*(stored[key] for key in keys))
-            else:
-                vectors = self._of_weight(name, read_parameter(job.model, name), job.config)
-                state |= dict(zip(keys, vectors, strict=True))
+            weight = read_parameter(job.model, name)
+            digest = digests.setdefault(name, tensor_digest(weight))
+            vectors = self._of_weight(digest, None if name in originals else weight, job.config)
             shares = [_project(factors, module, vectors)] if module in factors else []
             shares += [_project(dense, name, vectors)] if name in dense else []
             report[name] = {"num_kept": vectors.left_DK.shape[1], "kept_norm_share": min(shares)}
-        projected = dataclasses.replace(delta, factors=factors, dense=dense, masks={}, stream_state=state)
+        meta = {**delta.meta, ORIGINALS: digests}
+        projected = dataclasses.replace(delta, factors=factors, dense=dense, masks={}, meta=meta)
         ratio = largest_norm_ratio(job.model, projected)
         projected.diagnostics = {**delta.diagnostics, "revive": report, "update_norm_ratio": ratio}
         return projected
 
-    def _of_weight(self, name: str, weight: torch.Tensor, config: REVIVEConfig) -> SingularVectors:
-        """The vectors of a weight that no step of the stream has changed, computed once."""
-        digest = tensor_digest(weight)
-        if name not in self._vectors or self._vectors[name][0] != digest:
-            self._vectors[name] = digest, SingularVectors.of(weight, config)
-        return self._vectors[name][1]
+    def _of_weight(self, digest: str, weight: torch.Tensor | None, config: REVIVEConfig) -> SingularVectors:
+        """The vectors of the weight with a digest: known, stored, or computed from it.
+
+        Args:
+            weight: ``None`` if it is no longer there, because a stream changed it.
+
+        Raises:
+            EditingError: for a weight that is neither known nor there.
+        """
+        if digest not in self._vectors:
+            description = {"format": FORMAT, "weight": digest, "energy": config.energy, "of": config.energy_of}
+            root = cache_root() / FOLDER
+            stored = load_matrices(root, description, "singular vectors")
+            if stored is not None:
+                self._vectors[digest] = SingularVectors(stored.matrices["left"], stored.matrices["right"])
+            elif weight is not None:
+                self._vectors[digest] = SingularVectors.of(weight, config)
+                save_matrices(root, description, {}, dict(zip(("left", "right"), self._vectors[digest], strict=True)))
+            else:
+                raise EditingError(
+                    f"the singular vectors of the weights before this stream are no longer in {root}, and the weights "
+                    "have changed since. Make the stream from its first step."
+                )
+        return self._vectors[digest]
 
 
-def _stored(history: Sequence[Delta]) -> dict[str, torch.Tensor]:
-    """The singular vectors in the states of a stream; the first of a weight are those of the original."""
-    stored: dict[str, torch.Tensor] = {}
-    for delta in history:
-        for name, tensor in delta.stream_state.items():
-            if name.startswith(f"{STATE_PREFIX}/"):
-                stored.setdefault(name, tensor)
-    return stored
+def _originals(history: Sequence[Delta]) -> dict[str, str]:
+    """By parameter the digest of the weight before the first step that changed it."""
+    originals: dict[str, str] = {}
+    for delta in reversed(history):
+        originals |= delta.meta.get(ORIGINALS, {})
+    return originals
 
 
 def _project(updates: dict[str, UpdateT], key: str, vectors: SingularVectors) -> float:

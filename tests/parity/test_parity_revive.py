@@ -13,7 +13,8 @@ from layered_edits import EDIT_REQUESTS, load_wide
 from edit_hooks import Delta, EditingError, edited, load_editor
 from edit_hooks.deltas.apply import read_parameter
 from edit_hooks.deltas.delta import Factor
-from edit_hooks.editors.revive import REVIVEConfig, SingularVectors, num_leading, without_leading
+from edit_hooks.editors.revive import ORIGINALS, REVIVEConfig, SingularVectors, num_leading, without_leading
+from edit_hooks.utils.storage.files import cache_root
 
 # Singular values 10, 5, 1; u_1 = (3, 4, 0) / 5 and v_1 = e_1.
 WEIGHT = torch.tensor([[6.0, -4.0, 0.0, 0.0], [8.0, 3.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]], dtype=torch.float64)
@@ -80,7 +81,7 @@ def test_a_stream_keeps_the_triplets_of_the_original_weights(model_type):
     model, tokenizer = load_wide(model_type)
     history: list[Delta] = []
     for request in EDIT_REQUESTS[:2]:
-        # A new editor each time, as in a resumed run: the vectors come from the history alone.
+        # A new editor each time, as in a resumed run: the vectors come from their file alone.
         editor = make(energy=0.1)
         editor.resolve_config(model, tokenizer)
         past = editor.condensed(model, history)
@@ -89,11 +90,18 @@ def test_a_stream_keeps_the_triplets_of_the_original_weights(model_type):
         originals = {name: read_parameter(model, name).double().clone() for name in delta.parameter_names}
         history.append(delta)
     assert all(delta.is_low_rank for delta in history)
-    assert not any(name.startswith("revive/") for name in history[1].stream_state)
+    assert not any("revive" in name for delta in history for name in delta.stream_state)
+    assert (
+        history[0].meta[ORIGINALS] == history[1].meta[ORIGINALS] == editor.condensed(model, history)[-1].meta[ORIGINALS]
+    )
+    cached = {path.suffix for path in (cache_root() / "singular_vectors").rglob("*") if path.is_file()}
+    assert cached == {".safetensors", ".json"}
     total = Delta.summed(history)
     for name, weight in originals.items():
         update = total.weight(name).double()
-        left, right = (history[0].stream_state[f"revive/{side}/{name}"].double() for side in ("left", "right"))
+        left, right = (
+            side.double() for side in SingularVectors.of(weight.float(), editor.resolve_config(model, tokenizer))
+        )
         u, _, vh = torch.linalg.svd(weight)
         count = left.shape[1]
         assert count == history[1].diagnostics["revive"][name]["num_kept"] > 0
@@ -129,11 +137,21 @@ def test_dense_updates_are_projected_and_little_ones_named(energy, is_little):
     biases = [name for name, update in plain.dense.items() if update.dim() == 1]
     (weight,) = plain.dense.keys() - set(biases)
     assert biases and all(torch.equal(delta.dense[name], plain.dense[name]) for name in biases)
-    left, right = (delta.stream_state[f"revive/{side}/{weight}"].double() for side in ("left", "right"))
-    assert 0 < 4 * (left.numel() + right.numel()) <= editor.most_state_bytes(model)
+    original = read_parameter(model, weight)
+    left, right = (side.double() for side in SingularVectors.of(original, editor.resolve_config(model, tokenizer)))
+    assert not delta.stream_state and editor.most_state_bytes(model) == 0
     bound = 1e-6 * float(plain.dense[weight].norm())
     update = delta.dense[weight].double()
     assert float((left.T @ update).norm()) < bound and float((update @ right).norm()) < bound
     share = delta.diagnostics["revive"][weight]["kept_norm_share"]
     assert share == pytest.approx(float(update.norm() / plain.dense[weight].norm()), abs=1e-6)
     assert any("Set a smaller energy" in warning for warning in delta.warnings) == is_little == (share < 0.1)
+
+
+def test_a_stream_whose_vectors_are_gone_is_refused(monkeypatch, tmp_path):
+    """Vectors of the edited weights would not be those of the original ones."""
+    model, tokenizer = load_wide("llama")
+    (first,) = make().edit(model, tokenizer, EDIT_REQUESTS[:1], joint=True)
+    monkeypatch.setattr("edit_hooks.editors.revive.cache_root", lambda: tmp_path)
+    with edited(model, first), pytest.raises(EditingError, match="Make the stream from its first step"):
+        make().edit(model, tokenizer, EDIT_REQUESTS[1:2], joint=True, history=[first])
