@@ -93,6 +93,9 @@ class MEMOIRConfig(EditorConfig):
     background_texts: list[str] = config_field(
         "unrelated prompts whose mean feature is the background", default_factory=lambda: list(UNRELATED_TEXTS)
     )
+    keep_intermediates: bool = config_field(
+        "keep the prompt's feature and mask on the delta for inspection", default=False
+    )
     given: dict[str, torch.Tensor] | str | None = config_field(
         "permutation [width in], in floating point, and background [width in] in place of a draw from the seed and of "
         "background_texts; a mapping or a safetensors file",
@@ -256,7 +259,10 @@ class MEMOIR(Editor[MEMOIRConfig]):
         if memory is not None:
             others = overlaps(columns_P[None], memory.masks_NP, len(selector.permutation_F))
             diagnostics["largest_overlap"] = float(others.max())
-        return Delta(hook_edit=HookEdit(KIND, tensors, settings), diagnostics=diagnostics)
+        delta = Delta(hook_edit=HookEdit(KIND, tensors, settings), diagnostics=diagnostics)
+        if config.keep_intermediates:
+            delta.intermediates = {"feature": feature_1F[0], "mask": columns_P}
+        return delta
 
 
 def _module_of(model: nn.Module, config: MEMOIRConfig) -> str:

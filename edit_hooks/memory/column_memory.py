@@ -222,14 +222,14 @@ class ColumnMemoryHooks(HookKind):
         if not (mask_R != NO_MASK).any():
             return output_RTD
         changed_RTD = output_RTD.clone()
-        memory = ColumnMemory.of(HookEdit(KIND, tensors))
-        for chosen in mask_R.unique().tolist():
-            if chosen != NO_MASK:
-                of_mask = rows[mask_R == chosen]
-                columns_P = tensors["masks"][chosen]
-                x, values_DP = in_widest_type(x_RTF[of_mask][..., columns_P], memory.at(columns_P))
-                added = at_least_float32(output_RTD[of_mask]) + x @ values_DP.T
-                changed_RTD[of_mask] = added.to(output_RTD.dtype)
+        chosen = rows[mask_R != NO_MASK]
+        # All trained columns in one product, those outside of a row's mask at zero: no copy of the memory per mask.
+        in_mask_RF = torch.zeros(len(chosen), x_RTF.shape[2], dtype=torch.bool, device=x_RTF.device)
+        in_mask_RF.scatter_(1, tensors["masks"][mask_R[mask_R != NO_MASK]], True)
+        columns_K = tensors["columns"]
+        x_RTK, values_DK = in_widest_type(x_RTF[chosen][..., columns_K], tensors["values"])
+        added = at_least_float32(output_RTD[chosen]) + (x_RTK * in_mask_RF[:, None, columns_K]) @ values_DK.T
+        changed_RTD[chosen] = added.to(output_RTD.dtype)
         return changed_RTD
 
     def _look_up(self, index: int, x_RTF: torch.Tensor, context: ForwardContext) -> torch.Tensor:

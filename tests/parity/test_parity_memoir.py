@@ -9,12 +9,9 @@ from parity import relative_error, token_nll
 from parity_layers import contract
 
 from edit_hooks import Delta, EditRequest, edited, load_editor
-from edit_hooks.editors.memoir import _features
-from edit_hooks.memory.column_memory import ColumnMemory, masks_of, overlaps
-from edit_hooks.modeling.hooks import frozen
-from edit_hooks.modeling.tokens import encode, split_continuation
+from edit_hooks.memory.column_memory import ColumnMemory, overlaps
+from edit_hooks.modeling.tokens import split_continuation
 
-MODULE = "model.layers.2.mlp.down_proj"
 # Memory, losses; in float64 and float32. The release pads on the left, which shifts positions, and rotary angles are in
 # float32 in both: 1.5e-6.
 BOUNDS = {True: (1e-5, 1e-5), False: (1e-4, 1e-4)}
@@ -66,14 +63,16 @@ def test_edits_give_the_numbers_of_the_release(model_name, name, golden_model):
 def check_answers(model, tokenizer, case, tensors, total):
     """Eight prompts: overlap with every mask, the one that is used, and the answer's likelihood."""
     memory = ColumnMemory.of(total.hook_edit)
-    given = case["hparams"]
-    for asked in case["evaluation"]:
+    width = len(tensors["permutation"])
+    settings = {**settings_for(case, tensors), "num_steps": 1, "keep_intermediates": True}
+    asking = [EditRequest(prompt=case["facts"][one["fact"]][0], target_new="x") for one in case["evaluation"]]
+    masks = [
+        delta.intermediates["mask"]
+        for delta in load_editor("memoir", settings).edit(model, tokenizer, asking, measure=False)
+    ]
+    for asked, mask_P in zip(case["evaluation"], masks, strict=True):
         prompt, target = case["facts"][asked["fact"]]
-        ids = encode(tokenizer, prompt).ids
-        with frozen(model):
-            feature = _features(model, MODULE, [ids], given["prompt_feature_agg"], tensors["background_mean"])
-        mask = masks_of(feature, tensors["permutation"], given["top_k"])
-        assert overlaps(mask, memory.masks_NP, feature.shape[1])[0].tolist() == pytest.approx(asked["overlap"])
+        assert overlaps(mask_P[None], memory.masks_NP, width)[0].tolist() == pytest.approx(asked["overlap"])
         context, target_ids = split_continuation(tokenizer, prompt, f" {target}")
         with edited(model, total, prompt_lengths=[len(context)]):
             nll = token_nll(model, context, target_ids)
@@ -83,7 +82,7 @@ def check_answers(model, tokenizer, case, tensors, total):
 def test_features_are_those_of_the_release(golden_model):
     model, tokenizer = golden_model("tiny-llama", torch.float64)
     case, tensors = golden_case("memoir", "tiny-llama", "single-float64")
-    ids = encode(tokenizer, case["steps"][0]["request"]["prompt"]).ids
-    with frozen(model):
-        (feature,) = _features(model, MODULE, [ids], "mean_decentered", tensors["background_mean"])
-    assert relative_error(feature, tensors["step0.feature"]) < 1e-6  # rotary angles in float32
+    editor = load_editor("memoir", {**settings_for(case, tensors), "num_steps": 1, "keep_intermediates": True})
+    (delta,) = editor.edit(model, tokenizer, [EditRequest(**case["steps"][0]["request"])], measure=False)
+    assert relative_error(delta.intermediates["feature"], tensors["step0.feature"]) < 1e-6  # rotary angles in float32
+    assert delta.intermediates["mask"].tolist() == tensors["step0.masks"][0].nonzero()[:, 0].tolist()
