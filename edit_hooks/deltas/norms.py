@@ -17,9 +17,11 @@ from edit_hooks.modeling.weights import weight_norm
 def update_norm_ratio(model: nn.Module, delta: Delta) -> float:
     """Root mean square of ||update|| / ||W|| over the edited matrices; 0 without any.
 
-    Norms of low-rank updates come from their Gram matrices; the dense update is not formed.
+    Biases and the weights of norms are no matrices. Norms of low-rank updates come from their Gram matrices; the dense
+    update is not formed.
     """
-    norms = {name.removesuffix(".weight"): float(update.norm()) for name, update in delta.dense.items()}
+    matrices = {name: update for name, update in delta.dense.items() if update.dim() > 1}
+    norms = {name.removesuffix(".weight"): float(update.norm()) for name, update in matrices.items()}
     for name, factor in delta.factors.items():
         if (parameter := f"{name}.weight") in delta.dense:
             norms[name] = float((delta.dense[parameter] + factor.update()).norm())
@@ -31,13 +33,13 @@ def update_norm_ratio(model: nn.Module, delta: Delta) -> float:
 
 
 def largest_norm_ratio(model: nn.Module, delta: Delta) -> float:
-    """Largest ||update|| / ||W|| over the edited parameters; 0 without any.
+    """Largest ||update|| / ||W|| over the edited parameters that are not zero; 0 without any.
 
     Forms the dense updates, masks included.
     """
     inner = unwrapped(model)
-    ratios = [
-        float(update.norm()) / float(at_least_float32(read_parameter(inner, name)).norm())
+    norms = [
+        (float(update.norm()), float(at_least_float32(read_parameter(inner, name)).norm()))
         for name, update in beside_weights(inner, delta).weights().items()
     ]
-    return max(ratios, default=0.0)
+    return max((of_update / of_weight for of_update, of_weight in norms if of_weight), default=0.0)

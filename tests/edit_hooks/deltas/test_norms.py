@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from random_deltas import dense_delta, masked_delta, random_delta
 
 from edit_hooks import Delta
+from edit_hooks.contract.tiny_models import build_model
 from edit_hooks.deltas.norms import largest_norm_ratio, update_norm_ratio
+
+MAP = "transformer.h.1.mlp.c_proj"
 
 
 def ratios(model, delta) -> list[float]:
@@ -31,3 +35,23 @@ def test_ratios_equal_those_of_the_dense_updates(model_type, tiny_model):
 
 def test_an_empty_delta_has_ratio_zero(tiny_model):
     assert update_norm_ratio(tiny_model("llama"), Delta()) == 0.0
+
+
+def test_biases_have_no_part_in_the_ratio_of_matrices():
+    model = build_model("gpt2")
+    weight = model.get_submodule(MAP).weight.detach()
+    plain = Delta(dense={f"{MAP}.weight": 0.5 * weight})
+    biased = Delta(dense={**plain.dense, f"{MAP}.bias": torch.ones(weight.shape[1])})
+    assert update_norm_ratio(model, biased) == update_norm_ratio(model, plain) == pytest.approx(0.5)
+    assert update_norm_ratio(model, Delta(dense={f"{MAP}.bias": biased.dense[f"{MAP}.bias"]})) == 0
+
+
+def test_parameters_that_are_zero_have_no_largest_ratio():
+    """As the biases of a new model; a share of nothing is no number."""
+    model = build_model("gpt2")
+    module = model.get_submodule(MAP)
+    with torch.no_grad():
+        module.bias.zero_()
+    delta = Delta(dense={f"{MAP}.weight": 0.25 * module.weight.detach(), f"{MAP}.bias": torch.ones_like(module.bias)})
+    assert largest_norm_ratio(model, delta) == pytest.approx(0.25)
+    assert largest_norm_ratio(model, Delta(dense={f"{MAP}.bias": torch.ones_like(module.bias)})) == 0
