@@ -243,7 +243,7 @@ def sample_documents(
     leaves a sliding window.
 
     Args:
-        progress: called with the number of tokens after every step.
+        progress: called with the number of tokens before the first step, the start tokens, and after every step.
     """
     start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if start is None:
@@ -253,6 +253,7 @@ def sample_documents(
     while True:
         ids_RT = torch.full((num_rows, 1), start, dtype=torch.long)
         cache = None
+        progress(num_rows)
         while ids_RT.shape[1] < length:
             input_ids = (ids_RT if cache is None else ids_RT[:, -1:]).to(device)
             output = model(input_ids=input_ids, use_cache=True, logits_to_keep=1, **{CACHE: cache})
