@@ -52,9 +52,11 @@ from edit_hooks.locate.moments.corpora import check_source, digest_of
 from edit_hooks.locate.moments.moment_documents import check_length
 from edit_hooks.locate.moments.text_statistics import StatisticsKind, TextSettings, text_statistics
 from edit_hooks.modeling.architectures import architecture_of, map_shape, num_layers, unwrapped
+from edit_hooks.modeling.fingerprint.tensor_hash import tensor_digest
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.settings.numbers import POSITIVE, POSITIVE_SHARE
+from edit_hooks.utils.storage.hashing import key_of
 
 KIND = StatisticsKind("K-FAC factors", "lm-eval-editing/kfac-factors/1", "factors")
 NUM_DEFAULT_LAYERS, LAST_DEPTH = 5, 0.72
@@ -130,6 +132,9 @@ class CrispEdit(FineTuningEditor[CrispEditConfig]):
         self._factors: weakref.WeakKeyDictionary[nn.Module, dict[int, KFACFactors]] = weakref.WeakKeyDictionary()
         self._projections: weakref.WeakKeyDictionary[nn.Module, dict[str, CurvatureProjection]]
         self._projections = weakref.WeakKeyDictionary()
+        # Of the last step: the factors of past edits that they were made from.
+        self._merged: weakref.WeakKeyDictionary[nn.Module, tuple[str, dict[str, CurvatureProjection]]]
+        self._merged = weakref.WeakKeyDictionary()
 
     def default_layers(self, model_config: PretrainedConfig) -> list[int]:
         """Five consecutive blocks up to about three quarters of the depth, as published."""
@@ -174,8 +179,24 @@ class CrispEdit(FineTuningEditor[CrispEditConfig]):
         edits = self._edit_factors(job) if job.config.stream_factors == "averaged" else None
         if edits is None:
             return _CrispRule(job, self._projections[job.model], None)
-        merged = {layer: one.merged(edits[layer]) for layer, one in self._factors[job.model].items()}
-        return _CrispRule(job, _projections(job.model, merged, job.config.energy), edits)
+        return _CrispRule(job, self._merged_projections(job, edits), edits)
+
+    def _merged_projections(
+        self, job: EditJob[CrispEditConfig], edits: Mapping[int, KFACFactors]
+    ) -> dict[str, CurvatureProjection]:
+        """The projections with the factors of past edits; kept, since eigenbases take f^3 operations per map.
+
+        The factors stay the same after steps that changed nothing, and when a step is made again.
+        """
+        digest = key_of(
+            [[layer, one.num_tokens, *map(tensor_digest, one.matrices().values())] for layer, one in edits.items()]
+        )
+        known = self._merged.get(job.model)
+        if known is None or known[0] != digest:
+            merged = {layer: one.merged(edits[layer]) for layer, one in self._factors[job.model].items()}
+            known = digest, _projections(job.model, merged, job.config.energy)
+            self._merged[job.model] = known
+        return known[1]
 
     def _edit_factors(self, job: EditJob[CrispEditConfig]) -> dict[int, KFACFactors] | None:
         """Factors over all past edits: those before the last step as stored, of the last step at the present weights.
