@@ -61,8 +61,8 @@ from edit_hooks.locate.moments.solve import KeyMetric, SecondMoment
 from edit_hooks.locate.streams.carried_keys import FACTS, CarriedKeys, KeySystem, fact_of, key_name
 from edit_hooks.locate.streams.exact import NEEDS_ONE_LAYER, EditedMatrix, ExactStream
 from edit_hooks.locate.value_editor import (
-    CONTEXT_TEMPLATES_HELP,
     MEMIT_CONTRACT_SETTINGS,
+    MEMITValueConfig,
     batch_diagnostics,
     check_reach,
     forward_maker,
@@ -97,14 +97,9 @@ REPEATED_FACT_WARNING = (
 
 
 @dataclass(kw_only=True)
-class MEMITConfig(LocateThenEditConfig):
+class MEMITConfig(MEMITValueConfig, LocateThenEditConfig):
     """Settings of MEMIT and its variants."""
 
-    num_steps: int = config_field(
-        "loss evaluations of the value optimization; one update fewer is made", within=POSITIVE, default=25
-    )
-    clamp_factor: float = config_field("radius of the offset's ball in units of ||v0||", within=POSITIVE, default=0.75)
-    context_templates: list[str] | str = config_field(CONTEXT_TEMPLATES_HELP, default="sampled_6")
     second_moments: Any = config_field(SECOND_MOMENTS_HELP, default="self")
     moment_weight: float | None = config_field(
         "lambda, the weight of C; null: a quarter of the key width, which writes four fifths of a residual",

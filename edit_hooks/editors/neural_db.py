@@ -40,9 +40,8 @@ from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.deltas.placement import on_cpu
 from edit_hooks.locate.streams.carried_keys import fact_of
 from edit_hooks.locate.value_editor import (
-    CONTEXT_TEMPLATES_HELP,
     VALUE_CONTRACT_SETTINGS,
-    ValueEditConfig,
+    MEMITValueConfig,
     ValueEditor,
     batch_diagnostics,
     check_reach,
@@ -59,7 +58,7 @@ from edit_hooks.modeling.architectures import architecture_of, unwrapped
 from edit_hooks.modeling.support import contribution_scale
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.settings.numbers import COSINE, POSITIVE
+from edit_hooks.utils.settings.numbers import COSINE
 
 REPLACED_WARNING = (
     "another fact of the table was replaced, because its key is the same: facts with the same words up to the end of "
@@ -69,14 +68,9 @@ REPLACED_WARNING = (
 
 
 @dataclass(kw_only=True)
-class NeuralDBConfig(ValueEditConfig):
+class NeuralDBConfig(MEMITValueConfig):
     """MEMIT's settings of the value, and those of the table."""
 
-    num_steps: int = config_field(
-        "loss evaluations of the value optimization; one update fewer is made", within=POSITIVE, default=25
-    )
-    clamp_factor: float = config_field("radius of the offset's ball in units of ||v0||", within=POSITIVE, default=0.75)
-    context_templates: list[str] | str = config_field(CONTEXT_TEMPLATES_HELP, default="sampled_6")
     threshold: float = config_field(
         "gamma: cosine of a token's key with the nearest one of the table above which its residual is added",
         within=COSINE,

@@ -123,6 +123,17 @@ class ValueEditConfig(EVKAlignConfig, EditorConfig):
         check_templates(self.context_templates)
 
 
+@dataclass(kw_only=True)
+class MEMITValueConfig(ValueEditConfig):
+    """Settings of the value optimization with MEMIT's defaults."""
+
+    num_steps: int = config_field(
+        "loss evaluations of the value optimization; one update fewer is made", within=POSITIVE, default=25
+    )
+    clamp_factor: float = config_field("radius of the offset's ball in units of ||v0||", within=POSITIVE, default=0.75)
+    context_templates: list[str] | str = config_field(CONTEXT_TEMPLATES_HELP, default="sampled_6")
+
+
 ValueEditConfigT = TypeVar("ValueEditConfigT", bound=ValueEditConfig)
 
 
