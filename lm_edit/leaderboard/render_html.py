@@ -90,6 +90,7 @@ SCRIPTS = (
     "tables.js",
     "ranks.js",
     "frontier.js",
+    "streams.js",
     "pairs.js",
     "paper.js",
     "cases.js",

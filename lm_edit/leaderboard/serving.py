@@ -42,7 +42,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Send a file."""
         # A page of another site whose name resolves to this machine has its own name in the header.
-        host = self.headers.get("Host", "").rpartition(":")[0]
+        host = self.headers.get("Host", "").partition(":")[0]
         name = self.path.partition("?")[0].removeprefix("/") or "index.html"
         if host not in (HOST, "localhost"):
             return self.send_error(HTTPStatus.FORBIDDEN)

@@ -125,8 +125,11 @@ def _write(args: argparse.Namespace, folder: Path, address: str) -> None:
 
 def write_site(folder: Path, site: Site) -> None:
     """Write the files of a leaderboard, remove the parts of an earlier page, and print the remarks."""
+    from edit_hooks.utils.storage.outputs import check_writable_folder
     from lm_edit.leaderboard.site import old_parts
 
+    for place in sorted({(folder / name).parent for name in site.files}):
+        check_writable_folder(place)
     for name, text in site.files.items():
         write_output(folder / name, text)
     for path in old_parts(folder, site.files):

@@ -105,7 +105,7 @@ function sectionOf(section) {
     columns.length ? el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": section.title }, table)
       : el("p", { class: "note" }, "None of the chosen columns was evaluated here."),
     section.coverage ? el("p", { class: "note partial" }, section.coverage) : "",
-    frontier(section, kept, columns), pairs(section, ordered, columns), paper(section, ordered, columns),
+    curves(section, kept), frontier(section, kept, columns), pairs(section, ordered, columns), paper(section, ordered, columns),
     section.ranking ? ranks(section.ranking) : "", el("p", { class: "note" }, section.note));
 }
 
