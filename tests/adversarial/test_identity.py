@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from quantized_models import CodedLinear, replaced
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -194,6 +195,15 @@ def test_adapters_count() -> None:
         is_unchanged = model_identity(model, tokenizer).adapters == identities[1].adapters
         assert is_unchanged == (name in ADAPTER_EXCLUSIONS), name
         vars(configuration)[name] = value
+
+
+def test_the_package_of_quantized_maps_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its release computes, as torch does."""
+    model, tokenizer = build_model("llama"), build_tokenizer(NATURAL_TOKENIZER["llama"])
+    plain = model_identity(model, tokenizer)
+    monkeypatch.setattr(CodedLinear, "__module__", "accelerate.layers")  # any package that is installed
+    coded = model_identity(replaced(model, CodedLinear), tokenizer)
+    assert coded.libraries.keys() - plain.libraries.keys() == {"accelerate"} and coded.key != plain.key
 
 
 @pytest.mark.parametrize("package", ["torch", "transformers", "tokenizers"])

@@ -14,7 +14,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,6 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.modeling.architectures import given_modules, unwrapped
 from edit_hooks.modeling.fingerprint.tensor_hash import weights_digest
+from edit_hooks.modeling.linear_maps import is_quantized, linear_of, tensors
 from edit_hooks.utils.storage.hashing import key_of
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
@@ -130,7 +131,7 @@ def model_identity(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Mode
         hooks=_hook_names(inner),
         adapters={name: _without(_plain(adapter.to_dict()), ADAPTER_EXCLUSIONS) for name, adapter in adapters.items()},
         tokenizer=_tokenizer_identity(tokenizer),
-        libraries=_library_versions(bool(adapters), "quantization_config" in config),
+        libraries=_library_versions(inner, bool(adapters), "quantization_config" in config),
     )
 
 
@@ -143,7 +144,7 @@ def computation_identity(model: nn.Module) -> dict[str, Json]:
         "tensors": key_of([[name, str(one.dtype), str(one.device.type)] for name, one in inner.named_parameters()]),
         "adapters": sorted(getattr(inner, "peft_config", None) or {}),
         "hooks": _hook_names(inner),
-        "libraries": _library_versions(has_adapters=True, is_quantized=True),
+        "libraries": _library_versions(inner, has_adapters=True, is_configured=True),
     }
 
 
@@ -212,11 +213,20 @@ def _implementations(model: PreTrainedModel) -> dict[str, Json]:
     return {name: _plain(getattr(model.config, name, None)) for name in names}
 
 
-def _library_versions(has_adapters: bool, is_quantized: bool) -> dict[str, Json]:
-    packages = ["torch", "transformers", "tokenizers"]
-    packages += ["peft"] if has_adapters else []
-    packages += ["bitsandbytes"] if is_quantized else []
-    return {package: _version(package) for package in packages}
+def _library_versions(model: nn.Module, has_adapters: bool, is_configured: bool) -> dict[str, Json]:
+    packages = {"torch", "transformers", "tokenizers", *_packages_of_maps(model)}
+    packages |= {"peft"} if has_adapters else set()
+    packages |= {"bitsandbytes"} if is_configured else set()
+    return {package: _version(package) for package in sorted(packages)}
+
+
+def _packages_of_maps(model: nn.Module) -> set[str]:
+    """The packages whose classes quantized maps and their tensors are."""
+    maps = [linear_of(module) for module in model.modules() if is_quantized(module)]
+    classes = {type(part) for linear in maps for part in (linear, *tensors(linear))}
+    imported = {cls.__module__.partition(".")[0] for cls in classes} - {"torch", "transformers"}
+    known = packages_distributions() if imported else {}
+    return {package for name in imported for package in known.get(name, [])}
 
 
 @functools.cache
