@@ -6,11 +6,12 @@ Skipped without one. Needs no lm-eval (`pytest --noconftest` runs it where that 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
-from edit_runs import edits
 
+from edit_hooks import Delta
 from edit_hooks.contract.subject import EDIT_REQUESTS, Subject, distance
 from edit_hooks.locate.values import steps_ahead
 from edit_hooks.modeling.device import recording
@@ -20,6 +21,13 @@ DEVICE = torch.device("cuda", 0)
 # CI has no GPU; there a recorder of operations takes the place of CUDA (tests/helpers/recorded_operations.py).
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 each_model = pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "gemma3_text"])
+
+
+def edits(subject: Subject, settings: dict[str, Any]) -> list[Delta]:
+    """Two edits alone, then together."""
+    editor = subject.make(**settings)
+    alone = [editor.edit(subject.model, subject.tokenizer, [request])[0] for request in EDIT_REQUESTS[:2]]
+    return [*alone, *editor.edit(subject.model, subject.tokenizer, EDIT_REQUESTS[:2])]
 
 
 @pytest.fixture
@@ -34,6 +42,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             return replay
 
     monkeypatch.setattr(recording, "RECORDER", Counting())
+    monkeypatch.setattr(recording, "_recordings", type(recording._recordings)())  # none of earlier tests
     yield made
 
 
@@ -43,10 +52,10 @@ def test_recorded_steps_make_the_same_edits(editor, model_type, captures, monkey
     """Those of single steps, and those of the CPU."""
     here, there = (Subject(editor, model_type, torch.float64, device) for device in (torch.device("cpu"), DEVICE))
     settings = {"num_steps": 6, "context_templates": ["{}", "The band released. {}"]}
-    recorded = edits(there, there.model, settings)
+    recorded = edits(there, settings)
     assert captures and records(there.model, DEVICE), "the model is refused; see the log"
     monkeypatch.setenv(recording.SWITCH, "0")
-    plain, expected = edits(there, there.model, settings), edits(here, here.model, settings)
+    plain, expected = edits(there, settings), edits(here, settings)
     assert max(map(distance, recorded, plain)) < 1e-6
     assert max(map(distance, recorded, expected)) < 1e-4  # norms compute in float32
 
@@ -57,10 +66,10 @@ def test_recorded_steps_make_the_same_edits(editor, model_type, captures, monkey
 def test_recorded_training_steps_make_the_same_edits(editor, settings, captures, monkeypatch):
     subject = Subject(editor, "llama", torch.float64, DEVICE)
     settings = {**settings, "num_steps": 10}
-    recorded = edits(subject, subject.model, settings)
+    recorded = edits(subject, settings)
     assert captures and records(subject.model, DEVICE), "the model is refused; see the log"
     monkeypatch.setenv(recording.SWITCH, "0")
-    assert max(map(distance, recorded, edits(subject, subject.model, settings))) < 1e-6
+    assert max(map(distance, recorded, edits(subject, settings))) < 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -47,15 +47,15 @@ def test_recorded_steps_train_the_same_edits(editor, settings):
 
 
 def test_gradients_have_the_layout_of_what_is_trained():
-    """Fused optimizers read both as flat memory; that of a transposed map comes transposed."""
-    x, trained = torch.arange(6.0).view(2, 3), []
+    """Fused optimizers read both as flat memory; that of stacked transposed maps comes transposed."""
+    x, trained = torch.arange(12.0).view(2, 2, 3), []
     for is_fused in (False, True):
-        leaf = torch.zeros(4, 3).requires_grad_()
+        leaf = torch.zeros(2, 4, 3).requires_grad_()
         optimizer = torch.optim.Adam([leaf], lr=0.1, fused=is_fused)
-        target = torch.arange(8.0).view(2, 4) - 3
+        target = torch.arange(16.0).view(2, 2, 4) - 3
 
         def evaluate(leaf=leaf, target=target):
-            loss_R = ((x @ leaf.mT - target) ** 2).sum(1)
+            loss_R = ((x @ leaf.mT - target) ** 2).sum((1, 2))
             return loss_R.sum(), loss_R
 
         FixedSteps(torch.nn.Linear(1, 1), optimizer, evaluate, "key", []).run(3)
