@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -67,7 +68,7 @@ class CudaRecorder:
             # The run before the capture is on its stream, so that workspaces of libraries are there already.
             stream, own = torch.cuda.Stream(), torch.cuda.current_stream()
             stream.wait_stream(own)
-            with torch.cuda.stream(stream), _waiting_is_an_error():
+            with torch.cuda.stream(stream), _waiting_is_refused():
                 step()
             own.wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
@@ -78,14 +79,22 @@ class CudaRecorder:
 
 
 @contextlib.contextmanager
-def _waiting_is_an_error() -> Iterator[None]:
-    """Scope in which operations that let the host wait for the device raise RuntimeError."""
+def _waiting_is_refused() -> Iterator[None]:
+    """Scope that ends with RuntimeError if an operation inside let the host wait for the device.
+
+    PyTorch warns of such operations; it could raise at once, but in other threads of the process too.
+    """
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    waits = [str(warning.message) for warning in caught if "synchronizing" in str(warning.message)]
+    if waits:
+        raise RuntimeError(f"the step reads from the device: {waits[0]}")
 
 
 RECORDER: Recorder = CudaRecorder()

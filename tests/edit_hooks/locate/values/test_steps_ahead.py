@@ -160,8 +160,9 @@ def test_steps_that_cannot_be_recorded_run_as_before(caplog):
     assert len(caplog.records) == 1
 
 
-def test_large_batches_are_not_recorded(monkeypatch):
-    monkeypatch.setattr(suffix_forward, "RECORDED_TOKENS", 8)
+@pytest.mark.parametrize("limit", ["RECORDED_TOKENS", "RECORDED_PREFIX"])
+def test_large_batches_are_not_recorded(limit, monkeypatch):
+    monkeypatch.setattr(suffix_forward, limit, 8)
     model, tokenizer = loaded("llama")
     with recorded_on_a_cpu() as recorder:
         alone(model, [problem(tokenizer, EDIT_REQUESTS[0])])

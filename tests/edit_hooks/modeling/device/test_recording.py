@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 
 import pytest
 import torch
@@ -108,6 +109,18 @@ def test_the_recording_that_was_not_used_for_longest_is_dropped(model, monkeypat
             assert Counter(0.0, 2.0, size).recorded(model)
         assert recorder.num_captures == 3
         assert Counter(0.0, 2.0, 2).recorded(model) and recorder.num_captures == 4
+
+
+def test_a_step_that_waits_is_refused_without_an_error_in_other_threads(monkeypatch):
+    """PyTorch's mode warns; it is set back."""
+    modes = ["default"]
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    with recording._waiting_is_refused():
+        warnings.warn("something else", stacklevel=1)
+    with pytest.raises(RuntimeError, match="reads from the device"), recording._waiting_is_refused():
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+    assert modes == ["default", "warn", "default", "warn", "default"]
 
 
 def test_not_finite_results_agree_where_both_are_not():
