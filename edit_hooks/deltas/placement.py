@@ -17,10 +17,9 @@ from torch import nn
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.modeling.architectures import linear_of, unwrapped
-from edit_hooks.modeling.memory import free_cuda_bytes
+from edit_hooks.modeling.memory import has_room
 
 CPU = torch.device("cpu")
-PARKED_SHARE = 8  # a tensor that waits on a GPU takes at most one part in so many of the free memory
 
 
 def placed(model: nn.Module, delta: Delta, updates: bool = True) -> Delta:
@@ -122,11 +121,6 @@ def parked(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         sizes[tensor.device] = sizes.get(tensor.device, 0) + tensor.numel() * tensor.element_size()
     stay = all(device.type == "cuda" and has_room(device, size) for device, size in sizes.items())
     return dict(tensors) if stay else on_cpu(tensors)
-
-
-def has_room(device: torch.device, num_bytes: int) -> bool:
-    """Whether tensors may wait on a GPU: what computes next finds most of the memory that is free now."""
-    return num_bytes * PARKED_SHARE <= free_cuda_bytes(device)
 
 
 def _all_on_cpu(tensors: Mapping[str, torch.Tensor]) -> bool:

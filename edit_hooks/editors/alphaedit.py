@@ -45,12 +45,13 @@ from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.editors.memit import REPEATED_FACT_WARNING, MEMITConfig, ResidualSpreadingEditor
 from edit_hooks.locate.moments.matrix_files import matrix_file
-from edit_hooks.locate.moments.null_space import EIGENVECTOR_COPIES, MatrixProjector, Projector, null_space_of
+from edit_hooks.locate.moments.null_space import MatrixProjector, Projector, null_space_of
 from edit_hooks.locate.moments.solve import KeyMetric, load_matrices
 from edit_hooks.locate.streams.carried_keys import FACTS, CarriedKeys
 from edit_hooks.locate.streams.deflated import DeflatedProjector, directions_name
 from edit_hooks.locate.value_editor import VALUE_CONTRACT_SETTINGS
 from edit_hooks.modeling.architectures import architecture_of, input_device, map_shape, unwrapped
+from edit_hooks.modeling.memory import EIGENVECTOR_COPIES
 from edit_hooks.modeling.tensors import require_tensors
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError

@@ -1,4 +1,4 @@
-"""Sizes of models and activations, and free memory of their device."""
+"""Sizes of models and activations, free memory of their device, and matrices that stay there."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 MEMINFO = Path("/proc/meminfo")  # of Linux
+PARKED_SHARE = 8  # what waits on a GPU for its use takes at most one part in so many of the free memory
+EIGENVECTOR_COPIES = 5  # float64 matrices at once: the matrix, its eigenvectors, and workspace
 
 
 def weight_bytes(model: nn.Module) -> int:
@@ -51,3 +53,45 @@ def free_cuda_bytes(device: torch.device) -> int:
     """Free memory of a GPU, with what PyTorch's allocator holds of it and does not use."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused
+
+
+def has_room(device: torch.device, num_bytes: int) -> bool:
+    """Whether tensors may wait on a GPU: what computes next finds most of the memory that is free now."""
+    return num_bytes * PARKED_SHARE <= free_cuda_bytes(device)
+
+
+class PlacedMatrix:
+    """A matrix in main memory, and its copy on a GPU, which stays there if there is room.
+
+    A second moment's factor has 1.6 GB on an 8B model, and every edit reads it.
+    """
+
+    def __init__(self, matrix: torch.Tensor) -> None:
+        self.matrix = matrix
+        self._copy: torch.Tensor | None = None
+
+    def like(self, other: torch.Tensor) -> torch.Tensor:
+        """The matrix on the device and in the type of another tensor."""
+        if self._copy is not None and (self._copy.device, self._copy.dtype) == (other.device, other.dtype):
+            return self._copy
+        self._copy = None  # first, so that both never take memory together
+        copy = self.matrix.to(other)
+        if copy.device.type == "cuda" and has_room(copy.device, copy.numel() * copy.element_size()):
+            self._copy = copy
+        return copy
+
+
+def eigenvectors(matrix: torch.Tensor, device: torch.device | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eigenvalues (ascending) and eigenvectors of a symmetric matrix, float64 on the CPU.
+
+    Takes minutes for wide keys on a CPU.
+
+    Args:
+        device: where to compute if there is room; the CPU by default.
+    """
+    compute_device = torch.device("cpu")
+    if device is not None and device.type == "cuda":
+        num_bytes = EIGENVECTOR_COPIES * 8 * matrix.numel()
+        compute_device = device if free_cuda_bytes(device) > num_bytes else compute_device
+    values, vectors = torch.linalg.eigh(matrix.to(compute_device).double())
+    return values.cpu(), vectors.cpu()

@@ -57,6 +57,19 @@ def test_second_moments_and_projectors_agree():
     torch.testing.assert_close(here.metric_product(keys_EF), there.metric_product(keys_EF), rtol=1e-6, atol=1e-9)
 
 
+def test_solves_agree_and_their_matrices_stay():
+    basis = torch.randn(200, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    keys_EF, matrix_FF = basis[:4], (basis.T @ basis / 200).float()
+    for precision, tolerance in (("float64", 1e-9), ("float32", 1e-3)):
+        moment = SecondMoment(matrix_FF)
+        here, *there = (moment.solve(keys_EF.to(device), precision) for device in ("cpu", "cuda", "cuda"))
+        for found in there:
+            assert found.is_cuda
+            torch.testing.assert_close(found.cpu(), here, rtol=tolerance, atol=tolerance)
+    factor = moment._cholesky_factor(matrix_FF, torch.device("cuda"))
+    assert factor.like(keys_EF.cuda()) is factor.like(keys_EF.cuda())
+
+
 @pytest.mark.parametrize("editor", ["r_rome", "memit", "alphaedit"])
 def test_warnings_are_recorded(editor):
     _, gpu, tokenizer = on_both("llama")

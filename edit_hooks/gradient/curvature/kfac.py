@@ -30,6 +30,7 @@ from edit_hooks.gradient.label_forward import ENGINES
 from edit_hooks.gradient.labeled_rows import LabeledRow, batch_rows
 from edit_hooks.modeling.architectures import architecture_of, is_transposed, unwrapped, weight_of
 from edit_hooks.modeling.hooks import Registration, frozen, hooks, on_input, on_output
+from edit_hooks.modeling.memory import eigenvectors
 from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError
 
@@ -175,8 +176,9 @@ class CurvatureProjection:
     def __init__(self, factors: KFACFactors, energy: float, module: nn.Module) -> None:
         self.is_transposed = is_transposed(module)
         self._placed: dict[Any, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
-        values_F, self.basis_FF = torch.linalg.eigh(factors.input_FF.double())
-        values_D, self.basis_DD = torch.linalg.eigh(factors.gradient_DD.double())
+        device = weight_of(module).device
+        values_F, self.basis_FF = eigenvectors(factors.input_FF, device)
+        values_D, self.basis_DD = eigenvectors(factors.gradient_DD, device)
         product_DF = values_D[:, None] * values_F
         descending = product_DF.flatten().sort(descending=True).values
         reached = (descending.cumsum(0) / descending.sum() >= energy).nonzero()

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from safetensors import safe_open
 
 from edit_hooks.locate.moments.solve import SecondMoment
 from edit_hooks.modeling.fingerprint.tensor_hash import tensor_digest
-from edit_hooks.modeling.memory import free_cuda_bytes
+from edit_hooks.modeling.memory import PlacedMatrix, eigenvectors
 from edit_hooks.modeling.tensors import write_tensors
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
@@ -30,7 +30,6 @@ from edit_hooks.utils.storage.hashing import key_of
 log = get_logger(__name__)
 
 
-EIGENVECTOR_COPIES = 5  # float64 matrices at once: C, its eigenvectors, and workspace
 DEFAULT_ENERGY = 0.1  # share of trace(C) in the null space
 
 
@@ -77,6 +76,10 @@ class Projector:
     threshold: float
     trace: float
     moment_warnings: tuple[str, ...] = ()
+    _placed: PlacedMatrix = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._placed = PlacedMatrix(self.basis_FR)
 
     @property
     def rank(self) -> int:
@@ -108,7 +111,7 @@ class Projector:
 
     def metric_product(self, keys_EF: torch.Tensor) -> torch.Tensor:
         """P k for every key, [E, f], in the keys' precision."""
-        basis_FR = self.basis_FR.to(keys_EF)
+        basis_FR = self._placed.like(keys_EF)
         inside_EF = (keys_EF @ basis_FR) @ basis_FR.T
         return keys_EF - inside_EF if self.is_complement else inside_EF
 
@@ -134,10 +137,14 @@ class MatrixProjector:
 
     matrix_FF: torch.Tensor
     trace: float | None = None
+    _placed: PlacedMatrix = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._placed = PlacedMatrix(self.matrix_FF)
 
     def metric_product(self, keys_EF: torch.Tensor) -> torch.Tensor:
         """P k for every key, [E, f], in the keys' precision."""
-        return keys_EF @ self.matrix_FF.to(keys_EF).T
+        return keys_EF @ self._placed.like(keys_EF).T
 
     def coordinates(self, keys_EF: torch.Tensor) -> torch.Tensor:
         """P k for every key, [E, f]."""
@@ -231,25 +238,12 @@ def null_space_of(
 
 
 def _compute(matrix_FF: torch.Tensor, threshold: float | None, energy: float, device: torch.device | None) -> Projector:
-    values_F, vectors_FF = _eigh(matrix_FF, device)
+    values_F, vectors_FF = eigenvectors(matrix_FF, device)
     if threshold is None:
         below_F = values_F.clamp(min=0).cumsum(0) <= energy * values_F.clamp(min=0).sum()
         rank = int(below_F.sum())
         threshold = float(values_F[min(rank, len(values_F) - 1)])
     return null_space(values_F, vectors_FF, threshold)
-
-
-def _eigh(matrix_FF: torch.Tensor, device: torch.device | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eigenvalues (ascending) and eigenvectors, float64 on the CPU.
-
-    Takes minutes for wide keys.
-    """
-    compute_device = torch.device("cpu")
-    if device is not None and device.type == "cuda":
-        num_bytes = EIGENVECTOR_COPIES * 8 * matrix_FF.numel()
-        compute_device = device if free_cuda_bytes(device) > num_bytes else compute_device
-    values_F, vectors_FF = torch.linalg.eigh(matrix_FF.to(compute_device).double())
-    return values_F.cpu(), vectors_FF.cpu()
 
 
 def _save_projector(path: Path, key: dict[str, Any], projector: Projector) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from edit_hooks.locate.moments.matrix_files import matrix_file
 from edit_hooks.modeling.architectures import architecture_of, map_shape, unwrapped
+from edit_hooks.modeling.memory import PlacedMatrix, has_room
 from edit_hooks.modeling.tensors import read_tensors
 from edit_hooks.utils.errors import EditingError
 
@@ -63,7 +64,8 @@ class SecondMoment:
     matrix_FF: torch.Tensor | None
     report: dict[str, Any] = field(default_factory=dict)
     _warnings: list[str] = field(default_factory=list, repr=False)
-    _factor_FF: torch.Tensor | None = field(default=None, repr=False)
+    _factor: PlacedMatrix | None = field(default=None, init=False, repr=False, compare=False)
+    _inverse_FF: torch.Tensor | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def kind(self) -> str:
@@ -88,26 +90,42 @@ class SecondMoment:
         if self.matrix_FF is None:
             return keys_EF
         if precision == "float32":
-            inverse_FF, info = torch.linalg.inv_ex(self.matrix_FF.to(keys_EF))
-            if int(info) or not torch.isfinite(inverse_FF).all():
-                raise EditingError(
-                    "the second moment C is singular, so it has no inverse in float32. Use inverse_dtype=float64, "
-                    "which adds a small ridge, or collect C from more tokens (lm-edit stats shows how many it had)."
-                )
-            return keys_EF @ inverse_FF.T
-        factor_FF = self._cholesky_factor(self.matrix_FF, keys_EF.device).to(keys_EF.device)
-        return torch.cholesky_solve(keys_EF.double().T, factor_FF).T.to(keys_EF.dtype)
+            return keys_EF @ self._inverse(self.matrix_FF, keys_EF).T
+        keys_FE = keys_EF.double().T
+        factor_FF = self._cholesky_factor(self.matrix_FF, keys_EF.device).like(keys_FE)
+        return torch.cholesky_solve(keys_FE, factor_FF).T.to(keys_EF.dtype)
 
-    def _cholesky_factor(self, matrix_FF: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Lower Cholesky factor of C, computed on a device at the first call, and kept on the CPU."""
-        if self._factor_FF is None:
+    def _inverse(self, matrix_FF: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """C^-1 on the device and in the type of a tensor, computed once for both.
+
+        Raises:
+            EditingError: when C has no inverse.
+        """
+        known_FF = self._inverse_FF
+        if known_FF is not None and (known_FF.device, known_FF.dtype) == (like.device, like.dtype):
+            return known_FF
+        inverse_FF, info = torch.linalg.inv_ex(matrix_FF.to(like))
+        if int(info) or not torch.isfinite(inverse_FF).all():
+            raise EditingError(
+                "the second moment C is singular, so it has no inverse in float32. Use inverse_dtype=float64, "
+                "which adds a small ridge, or collect C from more tokens (lm-edit stats shows how many it had)."
+            )
+        num_bytes = inverse_FF.numel() * inverse_FF.element_size()
+        if like.device.type != "cuda" or has_room(like.device, num_bytes):
+            self._inverse_FF = inverse_FF
+        return inverse_FF
+
+    def _cholesky_factor(self, matrix_FF: torch.Tensor, device: torch.device) -> PlacedMatrix:
+        """Lower Cholesky factor of C, computed on a device at the first call."""
+        if self._factor is None:
             factor_FF, ridge = _cholesky(matrix_FF.to(device).double())
-            self._factor_FF = factor_FF.cpu()  # in main memory: one factor per layer would crowd an accelerator
+            # in main memory: on an accelerator the factors of all layers stay only while there is room
+            self._factor = PlacedMatrix(factor_FF.cpu())
             if ridge:
                 self._warnings.append(
                     f"the second moment C is singular to working precision; a ridge of {ridge:.1e} is added to it."
                 )
-        return self._factor_FF
+        return self._factor
 
     def metric_product(self, keys_EF: torch.Tensor) -> torch.Tensor:
         """C^-1 k for every key, [E, f], solved in float64."""
@@ -121,7 +139,7 @@ class SecondMoment:
         """Upper triangular R with R^T R = C, [f, f], float64, on the CPU."""
         if self.matrix_FF is None:
             return torch.eye(width, dtype=torch.float64)
-        return self._cholesky_factor(self.matrix_FF, self.matrix_FF.device).T.contiguous()
+        return self._cholesky_factor(self.matrix_FF, self.matrix_FF.device).matrix.T.contiguous()
 
     def describe(self) -> dict[str, Any]:
         """The constraint as it appears in results (JSON-able)."""

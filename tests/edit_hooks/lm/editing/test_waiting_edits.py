@@ -17,6 +17,7 @@ from edit_hooks.deltas import delta, placement
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.lm.editing import memory_limit
 from edit_hooks.lm.editing.memory_limit import LargeEdits
+from edit_hooks.modeling import memory
 from edit_hooks.modeling.fingerprint.tensor_hash import tensor_digest
 from edit_hooks.store import store as store_module
 from edit_hooks.store.store import Description, Store
@@ -44,11 +45,11 @@ def on_gpu(*shape: int) -> OnGPU:
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Free memory of the GPU, which copies leave as any other device's do."""
-    memory = {"bytes": 0}
-    for module in (memory_limit, placement):
-        monkeypatch.setattr(module, "free_cuda_bytes", lambda device: memory["bytes"])
+    left = {"bytes": 0}
+    for module in (memory_limit, memory):
+        monkeypatch.setattr(module, "free_cuda_bytes", lambda device: left["bytes"])
     monkeypatch.setattr(placement, "copied_to_host", lambda tensors: [tensor.cpu() for tensor in tensors])
-    return memory
+    return left
 
 
 def test_the_first_edits_wait_on_the_gpu(free: dict[str, int]) -> None:
