@@ -14,6 +14,7 @@ from edit_hooks.inference.decoding import generate
 from edit_hooks.inference.generation import slots
 from edit_hooks.inference.items import GenerateItem, Limits
 from edit_hooks.modeling.architectures import architecture_of, is_transposed, map_shape
+from edit_hooks.modeling.device import recording, run_ahead
 
 # CI has no GPU; tests/edit_hooks/inference/test_slots.py decodes in slots on the CPU.
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -40,6 +41,31 @@ def test_texts_in_slots(model_type: str, monkeypatch: pytest.MonkeyPatch) -> Non
     found, expected = (
         generate(model, tokenizer, jobs, limits, lambda count: None) for model in (models["cuda"], models["cpu"])
     )
-    monkeypatch.setattr(slots, "DEVICES", set())
+    monkeypatch.setattr(run_ahead, "KINDS", set())
     without = generate(models["cuda"], tokenizer, jobs, limits, lambda count: None)
     assert found == expected == without
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "gemma3_text"])
+def test_recorded_steps(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model without edits; the texts of steps that are launched one by one."""
+    model, tokenizer = build_model(model_type).to("cuda"), build_tokenizer(NATURAL_TOKENIZER[model_type])
+    generator = torch.Generator().manual_seed(0)
+    contexts = [torch.randint(3, 200, (1 + number % 23,), generator=generator).tolist() for number in range(NUM_ITEMS)]
+    jobs = [(GenerateItem(tuple(ids), (), 30, ignore_end=True), None) for ids in contexts]
+    made: list[object] = []
+
+    class Counting(recording.CudaRecorder):
+        def capture(self, model, step):
+            replay = super().capture(model, step)
+            made.append(replay)
+            return replay
+
+    monkeypatch.setattr(recording, "RECORDER", Counting())
+    limits = Limits(16 * 64, 16)
+    recorded = generate(model, tokenizer, jobs, limits, lambda count: None)
+    assert made and recording.records(model, torch.device("cuda", 0), slots.RECORDED), (
+        "the model is refused; see the log"
+    )
+    monkeypatch.setenv(recording.SWITCH, "0")
+    assert recorded == generate(model, tokenizer, jobs, limits, lambda count: None)

@@ -1,11 +1,12 @@
 """Decoding on a GPU: many items take turns in a batch of fixed shape.
 
-A GPU waits for the processor whenever a step's shapes are new, and whenever the processor reads its tokens. So the rows
+A GPU waits for the host whenever a step's shapes are new, and whenever the host reads its tokens. So the rows
 of a batch are slots of one preallocated KV cache, whose numbers of rows and columns are powers of two. The tokens of a
 slot begin in column 0 and a new one is written behind them, so a slot is refilled without moving the others. The
-processor reads tokens two steps late, while the GPU is at work; a row that turns out to have stopped has then been
-continued by two tokens that are dropped. A row whose next token the processor decides (a draw, a checkpoint's rule, a
-given target) is read at every step.
+host reads tokens two steps late, while the GPU is at work; a row that turns out to have stopped has then been
+continued by two tokens that are dropped. A row whose next token the host decides (a draw, a checkpoint's rule, a
+given target) is read at every step. Where no edit acts beside the weights, the step of a small batch, which waits for
+its launches, is recorded once and replayed (:mod:`edit_hooks.modeling.device.recording`).
 
 The masks that a model would derive from a rectangular batch are given to it ready, per row. Models whose logits are not
 their own that way, found at their first use, decode as on a CPU.
@@ -32,10 +33,12 @@ from edit_hooks.inference.batching import Batch
 from edit_hooks.inference.generation.continuations import Continuations
 from edit_hooks.inference.items import Limits
 from edit_hooks.modeling.architectures import input_device, text_config
+from edit_hooks.modeling.device.recording import recording_of, records
+from edit_hooks.modeling.device.run_ahead import LateRead, runs_ahead
 from edit_hooks.modeling.forward.forward_pass import ForwardPass, agree, forward_pass_of, probe_rows
 from edit_hooks.modeling.forward.kv_cache import CACHE, right_padded
 from edit_hooks.modeling.forward.length_dependence import length_rules
-from edit_hooks.modeling.forward.lm_head import WHOLE_VOCAB
+from edit_hooks.modeling.forward.lm_head import WHOLE_VOCAB, LMHead
 from edit_hooks.modeling.forward.prefix_cache import PrefixCache
 from edit_hooks.modeling.forward.vocab_loss import greedy_tokens
 from edit_hooks.modeling.hooks import frozen
@@ -44,12 +47,14 @@ from edit_hooks.utils.logs import get_logger
 
 log = get_logger("lm_eval.edited_hf")
 
-DEVICES = {"cuda"}  # kinds of devices whose models decode in slots
 STEPS_AHEAD = 2  # that are started before the tokens of a step are read
 REFILLED_SHARE = 8  # slots are refilled when one in so many is free: a prefill of one row takes as long as a step
 MIN_COLUMNS = 64
+RECORDED = "decoding"
 KINDS_OF_LAYERS = {"full_attention", "sliding_attention"}
 PROBE_STEPS = 2
+# A recording keeps its cache, and is tried on a copy of it; a large batch gains little.
+MOST_RECORDED_BYTES = 2**28
 
 Keep = Callable[[Sequence[int], Sequence[GeneratedText]], None]
 
@@ -61,7 +66,7 @@ def uses_slots(model: Any, delta: Delta | None) -> bool:
     """
     if delta is not None and delta.hook_edit is not None:
         return False
-    return input_device(model).type in DEVICES and _suits(model)
+    return runs_ahead(input_device(model)) and _suits(model)
 
 
 _known: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
@@ -168,6 +173,7 @@ class _SlotBatch:
         self.window = getattr(text_config(model.config), "sliding_window", None) or columns
         self.kinds = _kinds_of_layers(model)
         self.layers: list[_SlotLayer] = []
+        self.replay: Callable[[], None] | None = None
         self._set_slots(torch.zeros(num_slots, dtype=torch.long), torch.zeros(num_slots, dtype=torch.long))
 
     def _set_slots(self, ids_B: torch.Tensor, length_B: torch.Tensor) -> None:
@@ -175,6 +181,8 @@ class _SlotBatch:
         self.slot_B = torch.arange(len(ids_B), device=self.device)
         self.first_B = torch.zeros_like(self.slot_B)
         self.column_C = torch.arange(self.columns, device=self.device)
+        self.tokens_B, self.states_BD = torch.zeros_like(self.slot_B), torch.empty(0)
+        self.replay = None
 
     def prefill(
         self, slots: Sequence[int], rows: Sequence[Sequence[int]], edits: RowEdits, prefix: PrefixCache | None
@@ -205,9 +213,41 @@ class _SlotBatch:
         }
         with edits.step():
             states_BD = self.forward.states_at(self.model, inputs, self.slot_B, self.first_B, use_cache=True)
-        # a slot without an item stays in its last column
-        self.length_B = (self.length_B + 1).clamp(max=self.columns - 1)
+        self.length_B.add_(1).clamp_(max=self.columns - 1)  # a slot without an item stays in its last column
         return states_BD
+
+    def advance(self, edits: RowEdits, head: LMHead) -> torch.Tensor:
+        """Run one token per slot; the most likely tokens [B], which the slots read next."""
+        if self.replay is not None:
+            self.replay()
+            return self.tokens_B
+        states_BD = self.step(edits)
+        if self.states_BD.shape != states_BD.shape:
+            self.states_BD = torch.empty_like(states_BD)
+        self.states_BD.copy_(states_BD)
+        self.tokens_B.copy_(greedy_tokens(head, states_BD))
+        self.ids_B.copy_(self.tokens_B.clamp(min=0))  # the host finds out about logits without a token later
+        return self.tokens_B
+
+    def record(self, edits: RowEdits, head: LMHead) -> None:
+        """Replay the steps after the first one, if they can be recorded; there is no edit beside the weights."""
+        caches = [tensor for layer in self.layers for tensor in (layer.keys, layer.values)]
+        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in caches)
+        if num_bytes > MOST_RECORDED_BYTES or not records(self.model, self.device, RECORDED):
+            return
+        constant = [self.slot_B, self.first_B, self.column_C]
+        tensors = [self.states_BD, self.tokens_B, self.ids_B, self.length_B, *constant, *caches]
+
+        def step() -> None:
+            self.advance(edits, head)
+
+        recording = recording_of(self.model, RECORDED, step, tensors, tensors[:1], RECORDED)
+        if recording is not None:
+            self.states_BD, self.tokens_B, self.ids_B, self.length_B, *rest = recording.tensors
+            self.slot_B, self.first_B, self.column_C, *caches = rest
+            for layer, keys, values in zip(self.layers, caches[::2], caches[1::2], strict=True):
+                layer.keys, layer.values = keys, values
+            self.replay = recording.replay
 
     def select(self, slots: Sequence[int]) -> None:
         """Keep some slots."""
@@ -227,36 +267,16 @@ class _SlotBatch:
         return ready if len(ready) > 1 else next(iter(ready.values()))
 
     def _as_read(self, mask_BC: torch.Tensor) -> torch.Tensor:
-        """Booleans for fused attention, else numbers that are added to the scores."""
-        mask_B11C = mask_BC[:, None, None]
-        if self.model.config._attn_implementation == "sdpa":
-            return mask_B11C
-        dtype = self.model.get_input_embeddings().weight.dtype
-        return torch.zeros_like(mask_B11C, dtype=dtype).masked_fill(~mask_B11C, torch.finfo(dtype).min)
+        """Numbers that are added to the scores: fused attention would make them of booleans in every layer."""
+        hidden_B11C, dtype = ~mask_BC[:, None, None], self.model.get_input_embeddings().weight.dtype
+        return torch.zeros_like(hidden_B11C, dtype=dtype).masked_fill_(hidden_B11C, torch.finfo(dtype).min)
 
 
 class _LateTokens(NamedTuple):
-    """Tokens on their way to the processor, and the items that they continue, by position."""
+    """Tokens on their way to the host, and the rows that they continue, by position."""
 
-    tokens: torch.Tensor
-    arrived: torch.cuda.Event | None
-    items: list[tuple[int, int]]
-
-    @classmethod
-    def sent(cls, tokens: torch.Tensor, items: list[tuple[int, int]]) -> _LateTokens:
-        """Begin to copy tokens, without waiting for them."""
-        if not tokens.is_cuda:
-            return cls(tokens, None, items)
-        on_host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-        on_host.copy_(tokens, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        return cls(on_host, event, items)
-
-    def read(self) -> list[int]:
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return self.tokens.tolist()
+    tokens: LateRead
+    rows: list[tuple[int, int]]
 
 
 def decode_in_slots(
@@ -311,6 +331,7 @@ class _SlotLoop:
         self.num_started = dict.fromkeys(rows, 0)  # tokens that are computed or under way
         self.late: deque[_LateTokens] = deque()
         self.edits: RowEdits
+        self.is_bare = True  # no edit acts beside the weights
 
     @torch.no_grad()
     def run(self, steps_ahead: int, limits: Limits) -> None:
@@ -321,7 +342,7 @@ class _SlotLoop:
             elif not self.waiting and self._taken and 2 * len(self._taken) <= len(self.row_of_slot):
                 self._shrink()
             if taken := self._taken:
-                self._choose(self.slots.step(self.edits), taken, taken, steps_ahead)
+                self._step(taken, steps_ahead)
             while self.late and (len(self.late) > steps_ahead or not self._taken):
                 self._read()
 
@@ -353,6 +374,19 @@ class _SlotLoop:
     def _bind_edits(self) -> None:
         deltas = [None if row is None else self.batch.deltas[row] for row in self.row_of_slot]
         self.edits = RowEdits(self.slots.model, deltas)
+        self.is_bare = not any(deltas)
+        if not self.is_bare:
+            self.slots.replay = None
+
+    def _step(self, taken: Sequence[int], steps_ahead: int) -> None:
+        """Continue all slots by a token."""
+        if steps_ahead == 0:
+            self._choose(self.slots.step(self.edits), taken, taken, steps_ahead)
+            return
+        is_first = not len(self.slots.states_BD)
+        self._send(self.slots.advance(self.edits, self.head), taken, taken)
+        if is_first and self.is_bare:
+            self.slots.record(self.edits, self.head)
 
     def _shrink(self) -> None:
         """Keep as many slots as the items need."""
@@ -373,20 +407,20 @@ class _SlotLoop:
             tokens = tokens_N.tolist()
             self._decide(rows, slots, [tokens[position] for position in positions], states_ND[list(positions)])
             return
-        # the processor finds out about logits without a token later
-        read_N = tokens_N.clamp(min=0)
-        if len(read_N) == len(self.slots.ids_B):
-            self.slots.ids_B = read_N
-        else:
-            self.slots.ids_B[torch.tensor(slots, device=self.slots.device)] = read_N
-        self.late.append(_LateTokens.sent(tokens_N, list(zip(positions, rows, strict=True))))
+        self.slots.ids_B[torch.tensor(slots, device=self.slots.device)] = tokens_N.clamp(min=0)
+        self._send(tokens_N, positions, slots)
+
+    def _send(self, tokens_N: torch.Tensor, positions: Sequence[int], slots: Sequence[int]) -> None:
+        """Let tokens of slots, by position, go to the host; a slot whose item has all of its tokens is free."""
+        rows = [row for slot in slots if (row := self.row_of_slot[slot]) is not None]
+        self.late.append(_LateTokens(LateRead(tokens_N), list(zip(positions, rows, strict=True))))
         for slot, row in zip(slots, rows, strict=True):
             self.num_started[row] += 1
             if self.num_started[row] == self.continuations.items[row].most_tokens:
                 self.row_of_slot[slot] = None
 
     def _decide(self, rows: Sequence[int], slots: Sequence[int], tokens: list[int], states_ND: torch.Tensor) -> None:
-        """Let the processor choose the tokens of rows."""
+        """Let the host choose the tokens of rows."""
         chosen = self.continuations.chosen(rows, tokens, states_ND, self.head)
         stopped = [row for row, token in zip(rows, chosen, strict=True) if self.continuations.append(row, token)]
         self._finish(stopped)
@@ -402,8 +436,8 @@ class _SlotLoop:
     def _read(self) -> None:
         """Read the tokens of the oldest step; what follows the end of a text is dropped."""
         late = self.late.popleft()
-        tokens, continuations = late.read(), self.continuations
-        going_on = [(row, tokens[position]) for position, row in late.items if continuations.stop[row] is None]
+        tokens, continuations = late.tokens.wait().tolist(), self.continuations
+        going_on = [(row, tokens[position]) for position, row in late.rows if continuations.stop[row] is None]
         self._finish([row for row, token in going_on if continuations.append(row, token)])
 
     def _finish(self, rows: Sequence[int]) -> None:

@@ -34,6 +34,7 @@ MOST_RECORDINGS = 8  # of a model; the one that was not used for longest is drop
 # A replay that reads wrong tensors differs by about 1.
 TOLERANCE = 0.05
 
+EDITS = "edits"  # the kind of their steps
 Step = Callable[[], None]
 
 
@@ -122,16 +123,16 @@ class Recording:
 
 
 _recordings: weakref.WeakKeyDictionary[nn.Module, OrderedDict[Hashable, Recording]] = weakref.WeakKeyDictionary()
-_refused: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_refused: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()  # kinds of steps
 
 
-def records(model: nn.Module, device: torch.device) -> bool:
-    """Whether steps of a model are recorded.
+def records(model: nn.Module, device: torch.device, kind: str = EDITS) -> bool:
+    """Whether steps of a kind are recorded for a model.
 
     They are not where other code takes part in its passes, whose state a recording would freeze: hooks, forwards of
     wrappers, autocast, several devices.
     """
-    if os.environ.get(SWITCH, "1") == "0" or model in _refused or not RECORDER.is_available(device):
+    if os.environ.get(SWITCH, "1") == "0" or kind in _refused.get(model, ()) or not RECORDER.is_available(device):
         return False
     is_plain = not any(
         module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__ for module in model.modules()
@@ -142,7 +143,12 @@ def records(model: nn.Module, device: torch.device) -> bool:
 
 @torch.no_grad()
 def recording_of(
-    model: nn.Module, key: Hashable, step: Step, tensors: list[torch.Tensor], results: list[torch.Tensor]
+    model: nn.Module,
+    key: Hashable,
+    step: Step,
+    tensors: list[torch.Tensor],
+    results: list[torch.Tensor],
+    kind: str = EDITS,
 ) -> Recording | None:
     """The recording of a step, loaded with the contents of its tensors; ``None`` if it cannot be recorded.
 
@@ -150,8 +156,9 @@ def recording_of(
         key: everything besides shapes and weights that the step depends on.
         step: works on ``tensors`` in place.
         results: those of them that it changes, in which a replay must agree with the step.
+        kind: of step; after a failure the model's steps of this kind are not recorded any more.
     """
-    key = (key, _weights_key(model), torch.get_float32_matmul_precision(), _shapes(tensors))
+    key = (kind, key, _weights_key(model), torch.get_float32_matmul_precision(), _shapes(tensors))
     known = _recordings.setdefault(model, OrderedDict())
     recording = known.get(key)
     try:
@@ -161,9 +168,10 @@ def recording_of(
             _try(recording, step, tensors, results)
             recording.is_tried = True
     except Exception as error:  # of any kind: a model's own code runs inside
-        _refused.add(model)
-        known.clear()
-        log.warning("Steps of edits are not recorded for %s: %s", type(model).__name__, first_line(error))
+        _refused.setdefault(model, set()).add(kind)
+        for failed in [other for other in known if isinstance(other, tuple) and other[0] == kind]:
+            del known[failed]
+        log.warning("Steps of %s are not recorded for %s: %s", kind, type(model).__name__, first_line(error))
         return None
     known[key] = recording
     known.move_to_end(key)

@@ -99,7 +99,7 @@ def greedy_tokens(head: LMHead, states_ND: torch.Tensor) -> torch.Tensor:
     slices = head.slices(len(states_ND), default_max_logits(states_ND.device))
     tops = (TopToken.of(head.logits(states_ND, tokens), tokens) for tokens in slices)
     top = functools.reduce(TopToken.merge, tops)
-    return torch.where(top.max_logit_N.isfinite(), top.token_N, NO_TOKEN)
+    return top.token_N.masked_fill(~top.max_logit_N.isfinite(), NO_TOKEN)
 
 
 @torch.no_grad()

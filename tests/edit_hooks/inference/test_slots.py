@@ -11,18 +11,22 @@ from dataclasses import replace
 
 import pytest
 import torch
+from host_reads import HostReads
 from inference_cases import PROMPTS, edits, model_and_tokenizer
+from recorded_operations import recorded_on_a_cpu
 from value_problems import each_model
 
 from edit_hooks.answers import GeneratedText
 from edit_hooks.contract.tiny_models import build_model, build_tokenizer
 from edit_hooks.decoding import Sampling
+from edit_hooks.deltas import row_adapters
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.inference import batching
 from edit_hooks.inference.decoding import generate
 from edit_hooks.inference.generation import slots
 from edit_hooks.inference.items import GenerateItem, Limits
+from edit_hooks.modeling.device import run_ahead
 
 Jobs = list[tuple[GenerateItem, Delta | None]]
 FOUR_SLOTS = Limits(4096, 4)
@@ -54,7 +58,7 @@ def in_slots(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Genera
             return step(self, edits)
 
         with monkeypatch.context() as patch:
-            patch.setattr(slots, "DEVICES", {"cpu"})
+            patch.setattr(run_ahead, "KINDS", {"cpu"})
             patch.setattr(slots._SlotBatch, "step", counted)
             answers = generate(model, tokenizer, jobs, limits, answered.append)
         assert sum(answered) == len(jobs)
@@ -151,12 +155,55 @@ def test_short_memory_takes_fewer_slots(in_slots, monkeypatch, caplog: pytest.Lo
 def test_other_models_and_hook_edits_decode_without_slots(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(slots, "DEVICES", {"cpu"})
+    monkeypatch.setattr(run_ahead, "KINDS", {"cpu"})
     model, _ = model_and_tokenizer()
     assert slots.uses_slots(model, None) and slots.uses_slots(model, edits(model)["dense"])
     assert not slots.uses_slots(model, Delta(hook_edit=HookEdit("codebook", {}, {"module": "model"})))
     other = build_model("llama")
-    monkeypatch.setattr(slots._SlotBatch, "_masks", lambda self: torch.ones(2, 1, 1, self.columns, dtype=torch.bool))
+    monkeypatch.setattr(slots._SlotBatch, "_masks", lambda self: torch.zeros(2, 1, 1, self.columns))
     with caplog.at_level(logging.INFO, logger="lm_eval.edited_hf"):
         assert not slots.uses_slots(other, None) and not slots.uses_slots(other, None)
     assert caplog.text.count("decodes without slots: its logits are others there") == 1
+
+
+def test_recorded_steps_write_the_same_tokens(in_slots, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bare and dense edits replay; batches of one shape share a recording, across refills, edits and calls."""
+    model, tokenizer = build_model("gemma3_text"), build_tokenizer("byte_bpe_bos")  # two kinds of masks
+    items = random_items(model.get_input_embeddings().weight.shape[0])
+    dense = [edit for name, edit in edits(model).items() if name in ("none", "dense")]
+    jobs: Jobs = [(item, edit) for edit in dense for item in items]
+    low_rank: Jobs = [(item, edits(model)["first"]) for item in items]
+    expected, expected_low_rank = on_cpu(model, tokenizer, jobs), on_cpu(model, tokenizer, low_rank)
+    with recorded_on_a_cpu() as recorder:
+        assert in_slots(model, tokenizer, jobs)[0] == expected
+        assert recorder.num_replays > 20
+        captures = recorder.num_captures
+        assert 0 < captures <= 3, "of four, two and one slots"
+        assert in_slots(model, tokenizer, jobs[::-1])[0] == expected[::-1] and recorder.num_captures == captures
+        replays = recorder.num_replays
+        assert in_slots(model, tokenizer, low_rank)[0] == expected_low_rank
+        assert recorder.num_replays == replays, "edits beside the weights are not recorded"
+    with recorded_on_a_cpu(RuntimeError("no graph")):
+        assert in_slots(model, tokenizer, jobs)[0] == expected
+    monkeypatch.setattr(slots, "MOST_RECORDED_BYTES", 1)
+    with recorded_on_a_cpu() as recorder:
+        assert in_slots(model, tokenizer, jobs)[0] == expected and recorder.num_captures == 0
+
+
+def test_steps_do_not_wait_for_the_host(in_slots, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No value of a step is read on the host, and nothing is copied from it, under edits of all rows."""
+    model, tokenizer = model_and_tokenizer()
+    jobs: Jobs = [(item, edits(model)["first"]) for item in random_items(500)]
+    found: list[str] = []
+    advance = slots._SlotBatch.advance
+
+    def watched(self: slots._SlotBatch, *args: object) -> torch.Tensor:
+        with HostReads() as reads:
+            tokens_B = advance(self, *args)
+        # where the rows of each edit are is uploaded in the first step after a refill
+        found.extend(read for read in reads.found if "lift_fresh at " not in read or "row_adapters.py" not in read)
+        return tokens_B
+
+    monkeypatch.setattr(slots._SlotBatch, "advance", watched)
+    monkeypatch.setattr(row_adapters, "PADDED_DEVICES", {"cpu"})
+    assert in_slots(model, tokenizer, jobs)[1] and not found, found[:3]
