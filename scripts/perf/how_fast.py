@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
 
 from measured_model import Setup, load, load_requests, time_seconds
 
@@ -59,6 +61,7 @@ EDITOR_ROWS = (
     EditorRow("r_rome", "r_rome", "25 steps, 21 templates", {"context_templates": "sampled_21", "num_steps": 25}),
 )
 JOINT_ROW = EditorRow("memit_joint", "memit", "6 templates, 20 steps", SAMPLED_6)
+RECORD_SWITCH = "LM_EDIT_RECORD_STEPS"
 SECTIONS = ("editors", "joint", "answers", "solves", "time")
 
 
@@ -152,7 +155,10 @@ def _config_class(row: EditorRow) -> Any:
 def editor_action(
     setup: Setup, row: EditorRow, count: int, *, engine: str = "fast", joint: bool = False
 ) -> Callable[[], object]:
-    """An action that makes edits, after a first call that fills caches (of few edits, if they are joint)."""
+    """An action that makes edits, after calls that fill caches and record steps (of few edits, if they are joint).
+
+    A recorded step counts after a second call, which compares it with the step itself.
+    """
     editor, requests = made_editor(setup, row, engine), load_requests(setup.args, count)
     if joint:
         requests = list({request.key: request for request in requests}.values())
@@ -160,17 +166,17 @@ def editor_action(
     def action(most: int | None = None) -> object:
         return editor.edit(setup.model, setup.tokenizer, requests[:most], joint=joint)
 
-    if engine == "fast":
+    for _ in range(2 * (engine == "fast")):
         action(WARM_UP if joint else None)
     return action
 
 
 def operations_per_edit(setup: Setup, row: EditorRow) -> float:
-    """Floating-point operations of one edit; matrix products alone."""
+    """Floating-point operations of one edit; matrix products alone, of steps that are not replayed."""
     from torch.utils.flop_counter import FlopCounterMode
 
     action = editor_action(setup, row, 1)
-    with FlopCounterMode(display=False) as counter:
+    with mock.patch.dict(os.environ, {RECORD_SWITCH: "0"}), FlopCounterMode(display=False) as counter:
         action()
     return float(counter.get_total_flops())
 
@@ -210,6 +216,18 @@ def low_rank_edits(setup: Setup, rank: int, modules: Sequence[str]) -> list[Delt
     return deltas
 
 
+def dense_edit(setup: Setup) -> Delta:
+    """A random dense update of one module, on the device, so small that answers stay those of the model."""
+    import torch
+
+    from edit_hooks.deltas.delta import Delta
+    from edit_hooks.modeling.architectures import architecture_of, num_layers
+
+    name = f"{architecture_of(setup.model).rewrite_name(num_layers(setup.model) // 3)}.weight"
+    weight = setup.model.get_parameter(name)
+    return Delta(dense={name: 1e-6 * torch.randn(weight.shape, device=weight.device)})
+
+
 class AnswerTimes(NamedTuple):
     """Scoring and continuing all questions."""
 
@@ -227,6 +245,7 @@ def answer_times(setup: Setup, deltas: Sequence[Delta] | None) -> AnswerTimes:
     model, limits = setup.model, limits_for(setup.model)
     score_jobs, generate_jobs = question_jobs(setup, lambda index: deltas[index] if deltas else None)
     score(model, score_jobs[:2], limits, lambda count: None)
+    generate(model, setup.tokenizer, generate_jobs[:2], limits, lambda count: None)
     scored = measured(lambda: score(model, score_jobs, limits, lambda count: None))
     generated = measured(lambda: generate(model, setup.tokenizer, generate_jobs, limits, lambda count: None))
     return AnswerTimes(scored, generated, len(generate_jobs) * setup.args.new_tokens / generated.seconds)
@@ -276,6 +295,8 @@ def adapter_cases(setup: Setup) -> Iterator[tuple[str, list[Delta] | None]]:
 
     arch, layers = architecture_of(setup.model), num_layers(setup.model)
     yield "no edit", None
+    dense = dense_edit(setup)
+    yield "one dense edit", [dense] * QUESTION_EDITS
     yield "rank 1 in one module", low_rank_edits(setup, 1, [arch.rewrite_name(layers // 3)])
     five = [arch.rewrite_name(layer) for layer in range(layers // 6, layers // 6 + min(5, layers - layers // 6))]
     yield f"rank 16 in {len(five)} modules", low_rank_edits(setup, 16, five)

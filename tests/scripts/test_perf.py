@@ -17,6 +17,7 @@ from paths import ROOT
 
 from edit_hooks import load_editor
 from edit_hooks.contract.tiny_models import build_model, build_tokenizer, save_tiny
+from edit_hooks.modeling.device import recording
 
 
 @pytest.fixture
@@ -104,7 +105,14 @@ def test_the_table_of_the_page_is_measured(
     seconds = [float(cell.split()[0]) for cell in ft_m[2:5]]
     assert min(seconds) > 0 and 0 < float(ft_m[5].rstrip("%")) < 100 and ft_m[6] == "-"
     rows = [line.strip("| ").split(" | ")[0] for line in lines if line.startswith("| ")]
-    assert {"2 requests", "rank 16 in 4 modules", "the model's own generate", "ft_m alone", "decoding"} <= set(rows)
+    assert {
+        "2 requests",
+        "rank 16 in 4 modules",
+        "one dense edit",
+        "the model's own generate",
+        "ft_m alone",
+        "decoding",
+    } <= set(rows)
     (decoding,) = [line.strip("| ").split(" | ") for line in lines if line.startswith("| decoding")]
     assert int(decoding[2]) > 100 and decoding[6:] == ["-", "-"], "operators are counted; there is no card"
 
@@ -115,6 +123,7 @@ def test_the_rows_of_the_table_have_settings_of_their_editors(load_script: Calla
         assert load_editor(row.editor, row.settings).name == row.editor
     elsewhere = json.loads(load_script("how_fast_table").ELSEWHERE.read_text())
     keys = {row.key for row in how_fast.EDITOR_ROWS}
+    assert how_fast.RECORD_SWITCH == recording.SWITCH
     assert set(elsewhere["goals"]) == keys and set(elsewhere["easyedit"]) <= keys
 
 

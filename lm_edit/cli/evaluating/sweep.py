@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.settings.numbers import POSITIVE
-from edit_hooks.utils.storage.files import read_text, require_folder
+from edit_hooks.utils.storage.files import read_text, require_folder, size_text
 from lm_edit.cli.command import Verb, real, say, table, whole
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lm_edit.sweeps.planning.grid import Grid
 
 DEFAULT_OUT = "sweeps"  # with a folder for each plan
+LARGE_EDIT = 2**25  # bytes in the store from which a plan names them: those of dense updates
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -167,6 +168,8 @@ def dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int:
         estimate = "unknown" if seconds is None else spell_duration(seconds)
         if seconds is None and (per_edit := plans.seconds_per_edit(run)):
             notes[f"by arithmetic: {run.model}, {run.editor}: {per_edit:.1f} s per edit alone, on this machine"] = None
+        if (size := plans.edit_bytes(run) or 0) >= LARGE_EDIT:
+            notes[f"disk: {run.model}, {run.editor}: each edit takes {size_text(size)} in the store"] = None
         memory = plans.device_bytes(run)
         gib = "unknown" if memory is None else f"{memory / 2**30:.1f} GiB"
         rows.append((state, estimate, gib, origin.tuning, run.name, ",".join(run.tasks)))

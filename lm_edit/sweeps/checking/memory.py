@@ -39,6 +39,11 @@ class RunPlans:
             self._rates[id(outline)] = RateSource(outline, here)
         return self._rates[id(outline)].seconds(plan.footprint.work)
 
+    def edit_bytes(self, run: Run) -> int | None:
+        """Bytes of one edit of a run in the store; ``None`` if they are not known."""
+        plan = self._plan(run)
+        return None if plan is None or plan.footprint is None else plan.footprint.update
+
     def _plan(self, run: Run) -> EditorPlan | None:
         """The plan of a run's editor, without a footprint for the unedited model; ``None`` if there is none."""
         if run.model_args["mode"] == "none":

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import run_verb
 
+from lm_edit.cli.evaluating import sweep
 from lm_edit.sweeps.checking.estimate import Estimator
 from lm_edit.sweeps.planning.grid import Run
 
@@ -101,7 +102,10 @@ def test_edits_from_the_store_cost_nothing(tmp_path: Path) -> None:
     assert Estimator([str(tmp_path)]).seconds(run(1)) == 8.0 / 4 + 5.0
 
 
-def test_a_dry_run_prints_the_sum(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_the_sum_and_large_edits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "LARGE_EDIT", 4 * 640 * 2048)  # a dense update of the demo model
     save(tmp_path / "earlier", total=40.0, edits=4, per_edit=5.0, cases=4)
     plan = tmp_path / "plan.yaml"
     plan.write_text("editors: [rome, ft_m]\nbenchmarks: [bake_es]\nlimit: 8\n", encoding="utf-8")
@@ -114,3 +118,5 @@ def test_a_dry_run_prints_the_sum(tmp_path: Path, capsys: pytest.CaptureFixture[
     ]
     assert all("GiB" in line for line in lines)
     assert "2 runs; to do: about 80 s one after another, and 1 of unknown length" in printed
+    (disk,) = [line for line in printed.splitlines() if line.startswith("disk: ")]
+    assert disk == "disk: demo, ft_m: each edit takes 5.24MB in the store"
