@@ -1,12 +1,12 @@
 """Decoding on a GPU: many items take turns in a batch of fixed shape.
 
-A GPU waits for the host whenever a step's shapes are new, and whenever the host reads its tokens. So the rows
-of a batch are slots of one preallocated KV cache, whose numbers of rows and columns are powers of two. The tokens of a
-slot begin in column 0 and a new one is written behind them, so a slot is refilled without moving the others. The
-host reads tokens two steps late, while the GPU is at work; a row that turns out to have stopped has then been
-continued by two tokens that are dropped. A row whose next token the host decides (a draw, a checkpoint's rule, a
-given target) is read at every step. Where no edit acts beside the weights, the step of a small batch, which waits for
-its launches, is recorded once and replayed (:mod:`edit_hooks.modeling.device.recording`).
+A GPU waits for the host whenever a step's shapes are new, and whenever the host reads its tokens. So the rows of a
+batch are slots of one preallocated KV cache, whose numbers of rows and columns are a few round ones. The tokens of a
+slot begin in column 0 and a new one is written behind them, so a slot is refilled without moving the others. The host
+reads tokens two steps late, while the GPU is at work; a row that turns out to have stopped has then been continued by
+two tokens that are dropped. A row whose next token the host decides (a draw, a checkpoint's rule, a given target) is
+read at every step. Where no edit acts beside the weights, the step of a small batch, which waits for its launches, is
+recorded once and replayed (:mod:`edit_hooks.modeling.device.recording`).
 
 The masks that a model would derive from a rectangular batch are given to it ready, per row. Models whose logits are not
 their own that way, found at their first use, decode as on a CPU.
@@ -292,7 +292,7 @@ def decode_in_slots(
     groups: dict[tuple[int, bool], list[int]] = {}
     for row in rows:
         item = continuations.items[row]
-        columns = max(MIN_COLUMNS, _power_of_two(len(item.context) + item.most_tokens))
+        columns = _bucket(len(item.context) + max(1, item.most_tokens))
         groups.setdefault((columns, continuations.is_greedy(row)), []).append(row)
     for (columns, reads_late), members in groups.items():
         most = min(limits.max_rows, max(1, limits.max_tokens // columns))
@@ -311,6 +311,12 @@ def decode_in_slots(
                 torch.cuda.empty_cache()
                 log.warning("memory is short: texts of up to %d tokens continue %d at a time", columns, num_slots)
                 continuations.restart(members)
+
+
+def _bucket(columns: int) -> int:
+    """The next number of columns that caches have: four of them between two powers of two."""
+    step = max(MIN_COLUMNS, _power_of_two(columns) // 8)
+    return -(-columns // step) * step
 
 
 def _power_of_two(number: int) -> int:

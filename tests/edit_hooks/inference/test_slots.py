@@ -129,6 +129,19 @@ def test_logits_without_a_token(in_slots) -> None:
     assert found == on_cpu(model, tokenizer, jobs) and found[1].stop == "not_finite"
 
 
+def test_caches_have_few_sizes_and_room_for_every_token(in_slots) -> None:
+    """Also for texts that fill their columns, and those that ask for no token and get one."""
+    sizes = [slots._bucket(columns) for columns in range(1, 5000)]
+    assert all(columns <= size <= max(columns + 63, 1.25 * columns) for columns, size in enumerate(sizes, 1))
+    assert len({*sizes}) < 30
+    model, tokenizer = model_and_tokenizer()
+    items = [
+        GenerateItem(tuple(range(5, 5 + length)), (), most) for length, most in [(64, 0), (63, 1), (40, 24), (65, 63)]
+    ]
+    jobs: Jobs = [(item, None) for item in items]
+    assert in_slots(model, tokenizer, jobs)[0] == on_cpu(model, tokenizer, jobs)
+
+
 def test_short_memory_takes_fewer_slots(in_slots, monkeypatch, caplog: pytest.LogCaptureFixture) -> None:
     """Answers that were finished are kept; the others, drawn ones too, begin again."""
     model, tokenizer = model_and_tokenizer()
