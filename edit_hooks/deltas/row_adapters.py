@@ -28,12 +28,12 @@ from torch import nn
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.modeling.adapter_layers import require_additive
 from edit_hooks.modeling.architectures import edited_module, linear_of, unwrapped, weight_of
+from edit_hooks.modeling.device.run_ahead import runs_ahead
 from edit_hooks.modeling.hooks import Registration, hooks
 from edit_hooks.modeling.linear_maps import is_linear_map
 from edit_hooks.modeling.weights import check_weights
 from edit_hooks.utils.errors import EditingError
 
-PADDED_DEVICES = {"cuda"}  # kinds of devices that take padded shares
 MOST_PLACES = 3  # of a single padded share, per row
 
 
@@ -248,7 +248,7 @@ def _by_number_of_rows(factor_of_row: Sequence[int]) -> tuple[list[int], list[in
 def _adapter_hook(
     adapter: _StackedFactors,
 ) -> Callable[[nn.Module, tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]:
-    if adapter.left_UDK.device.type in PADDED_DEVICES:
+    if runs_ahead(adapter.left_UDK.device):
         return _padded_hook(adapter.padded_shares)
     shares = adapter.shares
     dtype = adapter.left_UDK.dtype

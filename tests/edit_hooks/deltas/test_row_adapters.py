@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from edit_hooks import EditingError, PerRowAdapters, edited
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, build_model
-from edit_hooks.deltas import row_adapters
 from edit_hooks.deltas.delta import Delta, Factor
+from edit_hooks.modeling.device import run_ahead
 
 KERNELS = {"mm", "bmm", "index", "cat", "masked_fill", "add"}
 WITHOUT_KERNEL = {"view", "_unsafe_view", "t", "transpose"}
@@ -54,7 +54,7 @@ def test_each_row_has_its_own_edit(model_type, tiny_model):
 @settings(max_examples=20, deadline=None)
 def test_shared_edits_in_any_order_are_those_of_the_rows(padded, edit_of_row, kept):
     """Rows share edits, have their own or none, and are selected, repeated and reordered."""
-    with mock.patch.object(row_adapters, "PADDED_DEVICES", padded):
+    with mock.patch.object(run_ahead, "KINDS", padded):
         check_shared_edits(edit_of_row, kept)
 
 
@@ -107,7 +107,7 @@ def test_rows_of_one_edit_share_its_factors(tiny_model):
 )
 def test_operations_of_a_step_do_not_grow_with_the_edits(monkeypatch, rank, edit_of_row, num_products):
     """On a GPU, of a step of 256 rows: a few kernels per module, and none for whose result the processor waits."""
-    monkeypatch.setattr(row_adapters, "PADDED_DEVICES", {"cpu"})
+    monkeypatch.setattr(run_ahead, "KINDS", {"cpu"})
     generator = torch.Generator().manual_seed(0)
     modules = nn.ModuleDict({name: nn.Linear(32, 16, bias=False) for name in ("one", "other")}).requires_grad_(False)
     edits = [

@@ -19,7 +19,6 @@ from value_problems import each_model
 from edit_hooks.answers import GeneratedText
 from edit_hooks.contract.tiny_models import build_model, build_tokenizer
 from edit_hooks.decoding import Sampling
-from edit_hooks.deltas import row_adapters
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.inference import batching
@@ -218,5 +217,4 @@ def test_steps_do_not_wait_for_the_host(in_slots, monkeypatch: pytest.MonkeyPatc
         return tokens_B
 
     monkeypatch.setattr(slots._SlotBatch, "advance", watched)
-    monkeypatch.setattr(row_adapters, "PADDED_DEVICES", {"cpu"})
     assert in_slots(model, tokenizer, jobs)[1] and not found, found[:3]
