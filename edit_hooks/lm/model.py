@@ -84,6 +84,7 @@ from edit_hooks.utils.scopes import undone
 from edit_hooks.utils.settings.options import settings_file
 from edit_hooks.utils.storage.files import names_file
 from edit_hooks.utils.storage.hashing import code_fingerprint
+from edit_hooks.utils.storage.json_io import within_64_bits
 
 log = get_logger("lm_eval.edited_hf")  # lm-eval sets the verbosity of its own loggers only
 
@@ -474,7 +475,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             "about_checkpoint": about_edits_in(self.pretrained, self.options.mode),
             "num_processes": self.world_size,
             "device": describe_devices(unwrapped(self.model)),
-            "model_identity": {"key": self.identity.key, **self._answering_parts},
+            "model_identity": within_64_bits({"key": self.identity.key, **self._answering_parts}),
             "code_fingerprint": code_fingerprint(__name__, *self.editor.source_modules),
             "versions": installed_versions(),
         }

@@ -80,6 +80,8 @@ def _telling(value: Any) -> Any:
         return {name: entry for name, entry in found.items() if not _says_nothing(entry)}
     if isinstance(value, (list, tuple)):
         return [_telling(entry) for entry in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) >= 2**63:
+        return int(value)  # saved as a float because 64 bits do not hold it
     return portable(value)
 
 

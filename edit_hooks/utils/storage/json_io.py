@@ -104,6 +104,20 @@ def without_half_surrogates(value: Any) -> Any:
     return value
 
 
+def within_64_bits(value: Any) -> Any:
+    """A JSON value with floats in place of whole numbers that 64 bits do not hold, as programs with SQLite need.
+
+    A tokenizer without a limit has 10^30 as its longest text.
+    """
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return float(value)
+    if isinstance(value, Mapping):
+        return {key: within_64_bits(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [within_64_bits(entry) for entry in value]
+    return value
+
+
 def read_json(
     path: str | os.PathLike[str], what: str = "JSON file", *, finite: bool = True, halves: Halves = "refuse"
 ) -> Any:

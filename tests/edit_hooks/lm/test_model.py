@@ -260,6 +260,8 @@ def test_use_cache_is_refused_and_leaves_nothing(model_path, tmp_path):
 
 def test_results_record_the_editing_setup(model_path):
     lm = build(model_path, seed=7)
+    lm.load()
+    lm.tokenizer.model_max_length = int(1e30)  # that of a tokenizer without a limit; Trackio refuses it
     results = run(lm, ["bake_es"])
     record = lm.get_model_info()["edited_hf"]
     assert record["editor"] == "r_rome" and record["mode"] == "single" and record["seed"] == 7
@@ -267,6 +269,8 @@ def test_results_record_the_editing_setup(model_path):
     assert len(record["model_identity"]["key"]) == 64 and record["versions"]["torch"] == torch.__version__
     assert results["configs"]["bake_es"]["metadata"]["data_source"]["sha256"]
     json.dumps(record)
+    longest = lm.get_model_info()["edited_hf"]["model_identity"]["tokenizer"]["model_max_length"]
+    assert longest == 1e30 and isinstance(longest, float)
 
 
 # -- errors before weights are loaded ----------------------------------------------------------------------------------

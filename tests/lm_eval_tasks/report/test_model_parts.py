@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from tokenizers import processors
 from transformers import AutoTokenizer
 
 from edit_hooks.modeling.fingerprint.identity import CONFIG_EXCLUSIONS
+from edit_hooks.utils.storage.json_io import within_64_bits
 from lm_edit import load_results
 from lm_edit.cli.main import main
 from lm_eval_tasks.report.model_parts import NO_ANSWER, differing_parts, model_parts
@@ -149,3 +151,14 @@ def test_a_copy_of_a_folder_is_the_same_model_and_one_with_another_tokenizer_is_
     assert rows["given"]["model_hash"] == rows["mended"]["model_hash"]
     shown = differing_parts([rows["given"]["model_parts"], rows["mended"]["model_parts"]])
     assert all(text.startswith("tokenizer=") and ";" not in text for text in shown.values()), shown
+
+
+def test_a_number_beyond_64_bits_is_saved_as_a_float_and_is_the_same_part() -> None:
+    """SQLite behind Trackio refuses the tokenizer's 10^30, and with it all numbers that are logged in one step."""
+    tokenizer = {**IDENTITY["tokenizer"], "model_max_length": int(1e30), "padded": [2**63, -(2**63)]}
+    long = {**IDENTITY, "tokenizer": tokenizer}
+    saved = json.loads(json.dumps(within_64_bits(long)))
+    assert saved["tokenizer"]["model_max_length"] == 1e30 and isinstance(saved["tokenizer"]["model_max_length"], float)
+    assert saved["tokenizer"]["padded"] == [2.0**63, -(2**63)] and isinstance(saved["tokenizer"]["padded"][1], int)
+    assert model_parts({"model_identity": saved}) == model_parts({"model_identity": long})
+    assert within_64_bits(IDENTITY) == IDENTITY
