@@ -34,13 +34,17 @@ def samples(task: str) -> list[dict[str, float]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_retained_and_immediate_scores_are_over_the_same_cases(chart):
+@pytest.mark.parametrize("metric", ["efficacy_prob", "efficacy_gen_em"])
+def test_retained_and_immediate_scores_are_over_the_same_cases(metric):
+    inputs = Inputs([str(RUN)])
+    found = stream_curves.Streams(inputs.rows(), inputs.cases(), inputs.steps())
+    chart = stream_curves.draw(found, Options(metric=metric))
     drawn = lines(chart)
     own = samples("bake_es")
     assert len(own) == 16
-    edited = {stage: [one for one in own if one[f"efficacy_prob@{stage}_n"]] for stage in STAGES}
+    edited = {stage: [one for one in own if one[f"{metric}@{stage}_n"]] for stage in STAGES}
     assert {stage: len(cases) for stage, cases in edited.items()} == {stage: stage for stage in STAGES}
-    for name, column in (("ft_m", "efficacy_prob@{}"), ("ft_m, right after each edit", "efficacy_prob@immediate")):
+    for name, column in (("ft_m", f"{metric}@{{}}"), ("ft_m, right after each edit", f"{metric}@immediate")):
         by_hand = [sum(one[column.format(stage)] for one in edited[stage]) / stage for stage in STAGES]
         assert drawn[name] == (STAGES, pytest.approx(by_hand))
     assert drawn["ft_m"][1][-1] < drawn["ft_m, right after each edit"][1][-1]

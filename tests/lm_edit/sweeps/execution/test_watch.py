@@ -106,6 +106,9 @@ def test_the_run_of_another_process_is_named_within_a_second(tmp_path):
 
         def close(self) -> None: ...
 
-    outcomes = run_all({folder: ["bake_es"]}, Executor(), retry=False, report=report)
+    def tick() -> None:
+        assert named or time.monotonic() - began < 20, "the run of another process was not named"
+
+    outcomes = run_all({folder: ["bake_es"]}, Executor(), retry=False, report=report, tick=tick)
     assert said[0] == "another process executes theirs (Scoring under edits: 96 of 256, 00:16 left)"
     assert named[0] < 1 and outcomes[folder].state == "done" and not progress.elsewhere
