@@ -34,6 +34,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from edit_hooks.base.checks import position_limit
 from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.editor import CONTRACT_TEXTS, Editor
 from edit_hooks.base.footprint import (
@@ -171,9 +172,7 @@ class BlockFittingEditor(Editor[ConfigT]):
         arch, last = architecture_of(model), config.edited_layers[-1]
         pad = job.tokenizer.pad_token_id or 0
         written = _Batch.of([self.fitted_ids(answer) for answer in answers], pad, input_device(model))
-        preserved = _Batch.of(
-            [encode(job.tokenizer, text).ids for text in config.preserved_texts], pad, input_device(model)
-        )
+        preserved = _Batch.of(_preserved_rows(job), pad, input_device(model))
         states = [target_states(of_answer) for of_answer in values]
         delta = Delta(diagnostics={**answer_diagnostics(values), "fits": []})
         with contextlib.ExitStack() as fitted:
@@ -183,7 +182,8 @@ class BlockFittingEditor(Editor[ConfigT]):
                 write, hidden_RTD = _BlockCall.read(model, written, block, arch.block_name(last))
                 for row, (answer, z_WD) in enumerate(zip(answers, states, strict=True)):
                     residual_WD = z_WD.to(hidden_RTD) - hidden_RTD[row, answer.positions]
-                    write.output_RTD[row, answer.positions] += residual_WD / (len(config.edited_layers) - index)
+                    share_WD = residual_WD / (len(config.edited_layers) - index)
+                    write.output_RTD[row, answer.positions] += share_WD.to(write.output_RTD)
                 copies = BlockCopies(model, [block])
                 losses = _fit_block(model.get_submodule(block), copies, [preserve, write], config)
                 part = copies.delta({})
@@ -225,6 +225,15 @@ class _Batch(NamedTuple):
     def of(cls, rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> _Batch:
         ids_RT, mask_RT = right_padded(rows, device)
         return cls(ids_RT.masked_fill(mask_RT == 0, pad), mask_RT)
+
+
+def _preserved_rows(job: EditJob[ConfigT]) -> list[list[int]]:
+    """The texts whose outputs stay, cut at the model's context; those without a token are left out."""
+    limit = position_limit(job.model.config)
+    rows = [encode(job.tokenizer, text).ids[:limit] for text in job.config.preserved_texts]
+    if not any(rows):
+        raise EditingError("no text in 'preserved_texts' has a token of this tokenizer; give others.")
+    return [row for row in rows if row]
 
 
 class _BlockCall(NamedTuple):

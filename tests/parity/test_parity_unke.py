@@ -38,6 +38,15 @@ def test_preserved_texts_lose_nothing_at_first(golden_model):
     assert first == pytest.approx(again, rel=1e-12) and one != pytest.approx(other, rel=1e-6)
 
 
+def test_texts_are_cut_at_the_context(golden_model):
+    """Tokens behind the last position would have no embedding."""
+    model, tokenizer = golden_model("tiny-gpt2")
+    request = EditRequest(prompt="Who made it?", target_new="Nintendo in Kyoto")
+    settings = {"layers": [1], "num_steps": 2, "fit_steps": 1, "preserved_texts": ["one two three " * 200]}
+    (delta,) = load_editor("unke", settings).edit(model, tokenizer, [request], measure=False)
+    assert all(bool(torch.isfinite(update).all()) for update in delta.weights().values())
+
+
 @torch.no_grad()
 def test_the_state_moves_towards_its_target():
     """Two blocks, half of the way each, on a layout that has no golden numbers."""
