@@ -22,7 +22,11 @@ NAMES = {
     "n_iter": "num_steps",
     "edit_lr": "lr",
     "eps": "radius",
+    "optim_num_step": "fit_steps",
+    "window_size": "window",
 }
+# Of files that have a rate of the value optimization beside it, as those of UnKE and AnyEdit.
+BESIDE_V_LR = {"lr": "fit_lr"}
 
 # Numbers for which these files have `false` if they are not set.
 OFF: Mapping[str, Any] = {"norm_constraint": None, "weight_decay": 0.0}
@@ -35,7 +39,8 @@ def is_released(settings: Mapping[str, Any]) -> bool:
 
 def translate(settings: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """The settings under the names used here, as far as an editor with the settings ``known`` has them."""
-    translated = {NAMES.get(name, name): _number(value) for name, value in settings.items() if name not in OF_A_RUN}
+    names = NAMES | (BESIDE_V_LR if "v_lr" in settings else {})
+    translated = {names.get(name, name): _number(value) for name, value in settings.items() if name not in OF_A_RUN}
     translated |= {name: OFF[name] for name, value in translated.items() if value is False and name in OFF}
     if isinstance(adjusted := settings.get("mom2_adjustment"), bool):
         translated["second_moments"] = "published" if adjusted else None

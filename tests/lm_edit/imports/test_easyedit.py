@@ -74,6 +74,11 @@ def test_the_file_is_one_of_settings_here(tmp_path: Path, capsys: Any) -> None:
         ({"alg_name": "R-ROME", "layers": [5], "v_lr": 0.5}, "r_rome", {"layers": [5], "lr": 0.5}),
         ({"alg_name": "AlphaEdit", "layers": [4], "L2": 10}, "alphaedit", {"layers": [4], "l2": 10}),
         (
+            {"alg_name": "UNKE", "layers": [7], "v_lr": 0.5, "lr": 2e-4, "optim_num_step": 50},  # two learning rates
+            "unke",
+            {"layers": [7], "lr": 0.5, "fit_lr": 2e-4, "fit_steps": 50},
+        ),
+        (
             {"alg_name": "WISE", "inner_params": ["model.layers[27].mlp.down_proj.weight"], "n_iter": 70},
             "wise",
             {"layers": [27], "num_steps": 70},
