@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hook_edits import EDIT_REQUESTS, loaded
 from edit_hooks import EditingError, edited, load_editor
 from edit_hooks.base.registry import editor_class
 from edit_hooks.contract.subject import contract_settings
+from edit_hooks.editors import crisp_edit
 from edit_hooks.gradient.curvature.kfac import CurvatureProjection, FactorSums, KFACFactors
 from edit_hooks.locate.moments import text_statistics
 
@@ -79,8 +81,9 @@ def test_a_stream_carries_moments_and_the_factors_of_past_edits():
     editor = load_editor("crisp_edit", SETTINGS)
     requests = [EDIT_REQUESTS[:2], EDIT_REQUESTS[2:3], EDIT_REQUESTS[3:4]]
     written, history = [], []
+    made = mock.Mock(wraps=crisp_edit.CurvatureProjection)
     for chunk in requests:
-        with edited(model, *written):
+        with edited(model, *written), mock.patch.object(crisp_edit, "CurvatureProjection", made):
             whole, short = (
                 editor.edit(model, tokenizer, chunk, joint=True, history=steps, measure=False)[0]
                 for steps in (written, history)
@@ -89,6 +92,7 @@ def test_a_stream_carries_moments_and_the_factors_of_past_edits():
         written.append(whole)
         history = editor.condensed(model, [*history, short])
         assert len(history) == 1 and not history[0].dense
+    assert made.call_count == len(requests)  # eigenbases once per step, though each was made twice
     state = history[0].stream_state
     most = editor.most_state_bytes(model)
     assert float(state["step"]) == 8 * 3
