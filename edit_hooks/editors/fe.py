@@ -28,7 +28,8 @@ import torch
 
 from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.job import EditJob
-from edit_hooks.editors.memit import LayerwiseUpdate, MEMITConfig, Readings, ResidualSpreadingEditor
+from edit_hooks.editors.memit import MEMITConfig, ResidualSpreadingEditor
+from edit_hooks.locate.layerwise_update import LayerwiseUpdate, Readings
 from edit_hooks.locate.value_editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.locate.values.key_reader import MAX_TOKENS
 from edit_hooks.locate.values.rows import TokenRow
@@ -71,11 +72,11 @@ class FE(ResidualSpreadingEditor[FEConfig]):
         rows: list[list[TokenRow]],
         values: Sequence[OptimizedValue],
         through_norm: bool,
-    ) -> LayerwiseUpdate[FEConfig]:
+    ) -> LayerwiseUpdate:
         return _ForwardUpdate(self, job, rows, values, through_norm)
 
 
-class _ForwardUpdate(LayerwiseUpdate[FEConfig]):
+class _ForwardUpdate(LayerwiseUpdate):
     """Updates whose residuals are measured at the block of their own layer."""
 
     def __init__(self, *arguments: Any) -> None:

@@ -30,8 +30,8 @@ from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.editors.alphaedit import AlphaEdit, AlphaEditConfig
-from edit_hooks.editors.memit import uses_norm
 from edit_hooks.locate.context_templates import BARE
+from edit_hooks.locate.layerwise_update import uses_norm
 from edit_hooks.locate.values.key_reader import read_rows
 from edit_hooks.locate.values.value_batch import Site, ValueProblem
 from edit_hooks.locate.values.value_steps import OptimizedValue
@@ -122,7 +122,7 @@ class NAS(AlphaEdit):
     ) -> list[torch.Tensor]:
         """v0 of every request: the output of the last layer's MLP at the bare prompt, before a norm behind it."""
         if site == "mlp":
-            assert uses_norm(unwrapped(job.model), job.config)
+            assert uses_norm(unwrapped(job.model), job.config.residual_mode)
             return [value.v0_D for value in values]
         layer = job.config.edited_layers[-1]
         outputs_ED = read_rows(job.model, [rows[0] for rows, _ in problems], [layer], layer).outputs_RD[layer]
