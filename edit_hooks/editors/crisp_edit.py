@@ -245,6 +245,8 @@ class _CrispRule(TrainingRule[CrispEditConfig]):
         projections: by parameter. edits: factors over the past edits, by layer, for the state of a stream.
     """
 
+    has_plain_steps = False
+
     def __init__(
         self,
         job: EditJob[CrispEditConfig],

@@ -45,8 +45,10 @@ from edit_hooks.gradient.labeled_rows import (
     target_row,
 )
 from edit_hooks.gradient.side_by_side import EditBatch, make_adam, split_edits
+from edit_hooks.gradient.stepping.fixed_steps import FixedSteps
 from edit_hooks.gradient.weight_copies import BlockCopies, WeightCopies
 from edit_hooks.modeling.architectures import architecture_of, input_device
+from edit_hooks.modeling.device.run_ahead import runs_ahead
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.linear_maps import is_linear_map
 from edit_hooks.modeling.memory import bytes_per_token, free_bytes
@@ -98,7 +100,13 @@ FTConfigT = TypeVar("FTConfigT", bound=FTConfig)
 
 
 class TrainingRule(Generic[FTConfigT]):
-    """What a variant of fine-tuning changes: the loss of a chunk, the optimizer and its steps."""
+    """What a variant of fine-tuning changes: the loss of a chunk, the optimizer and its steps.
+
+    Attributes:
+        has_plain_steps: whether a step is the optimizer's and nothing else.
+    """
+
+    has_plain_steps = True
 
     def __init__(self, config: FTConfigT) -> None:
         self.config = config
@@ -310,7 +318,9 @@ class _SideBySide(Generic[FTConfigT]):
         self.groups = [
             _Group(
                 group,
-                CachedLabelForward(job.model, batch_rows(job.model, [rows[edit] for edit in group]), names),
+                CachedLabelForward(
+                    job.model, batch_rows(job.model, [rows[edit] for edit in group], in_buckets=True), names
+                ),
                 WeightCopies(job.model, names, job.config.train_bias, len(group)),
             )
             for group in batch
@@ -322,6 +332,9 @@ class _SideBySide(Generic[FTConfigT]):
     def train(self) -> dict[int, Delta]:
         """Train all edits; index of the row -> delta."""
         config = self.job.config
+        if self._is_alone_on_a_gpu():
+            self._train_alone(config)
+            return self.deltas
         for _ in range(config.num_steps):
             self._step(config)
             if not self.groups:
@@ -329,6 +342,40 @@ class _SideBySide(Generic[FTConfigT]):
         for group in self.groups:
             self._finish(group, torch.ones(len(group.edits), dtype=torch.bool), stopped_early=False)
         return self.deltas
+
+    def _is_alone_on_a_gpu(self) -> bool:
+        """Whether one edit trains, whose steps wait for their launches."""
+        is_fused = bool(self.optimizer.defaults.get("fused"))
+        device = self.groups[0].forward.rows.ids_RT.device
+        return len(self.losses) == 1 and runs_ahead(device) and is_fused and self.rule.has_plain_steps
+
+    def _train_alone(self, config: FTConfigT) -> None:
+        """Train the only edit in steps that can be recorded."""
+        (group,) = self.groups
+        (edit,) = group.edits
+        forward, copies = group.forward, group.copies
+
+        def evaluate() -> tuple[torch.Tensor, torch.Tensor]:
+            (nll_L,) = shared_nll([group.label_states()], [forward])
+            loss_E = mean_per_row(nll_L, forward.rows)
+            return loss_E.sum(), loss_E
+
+        names = ("lr", "weight_decay", "norm_constraint", "early_stop_loss")
+        key = ("fine-tuning", *copies.leaves, *(getattr(config, name) for name in names))
+        reads = [forward.rows, forward.rows.counts_L(), forward.outputs, forward.positions, copies.own_start]
+        steps = FixedSteps(
+            self.job.model,
+            self.optimizer,
+            evaluate,
+            key,
+            reads,
+            after_step=lambda: copies.project(config.norm_constraint),
+            stop_below=config.early_stop_loss,
+        )
+        losses = torch.cat(steps.run(config.num_steps)).cpu()
+        self.losses[edit] = losses.tolist()
+        is_below = not bool(losses[-1] >= config.early_stop_loss)
+        self._finish(group, torch.ones(1, dtype=torch.bool), stopped_early=is_below)
 
     def _step(self, config: FTConfigT) -> None:
         """One pass of all edits: edits with a loss below the bound finish, the others are stepped."""

@@ -45,6 +45,13 @@ class WeightCopies:
         }
 
     @property
+    def own_start(self) -> list[torch.Tensor]:
+        """The initial values that are copies; those of float32 weights are the weights."""
+        parameters = [part for module in self.modules.values() for part in module.parameters(recurse=False)]
+        places = {parameter.data_ptr() for parameter in parameters}
+        return [tensor for tensor in self.start.values() if tensor.data_ptr() not in places]
+
+    @property
     def edit_bytes(self) -> int:
         """Size of one edit's copies."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.start.values())

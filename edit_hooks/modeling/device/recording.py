@@ -23,16 +23,19 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from edit_hooks.modeling.memory import free_bytes
 from edit_hooks.utils.errors import first_line
 from edit_hooks.utils.logs import get_logger
 
 log = get_logger("lm_eval.edited_hf")
 
 SWITCH = "LM_EDIT_RECORD_STEPS"
-MOST_RECORDINGS = 8  # of a model; the one that was not used for longest is dropped
+# Of a model; the recordings that were not used for longest are dropped.
+MOST_RECORDINGS, MOST_BYTES = 8, 2**32
 # Of results, in norms: kernels that add in any order differ by rounding, which Adam enlarges where gradients are tiny.
 # A replay that reads wrong tensors differs by about 1.
 TOLERANCE = 0.05
+COPIES = 4  # of its tensors: itself, the contents before and after a trial, gradients
 
 EDITS = "edits"  # the kind of their steps
 Step = Callable[[], None]
@@ -115,6 +118,11 @@ class Recording:
     replay: Step
     is_tried: bool = False
 
+    @property
+    def size(self) -> int:
+        """Bytes of the tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
     def load(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy the contents of other tensors, in the same order and of the same shapes."""
         for own, other in zip(self.tensors, tensors, strict=True):
@@ -150,7 +158,7 @@ def recording_of(
     results: list[torch.Tensor],
     kind: str = EDITS,
 ) -> Recording | None:
-    """The recording of a step, loaded with the contents of its tensors; ``None`` if it cannot be recorded.
+    """The recording of a step, loaded with the contents of its tensors; ``None`` if it cannot be recorded or kept.
 
     Args:
         key: everything besides shapes and weights that the step depends on.
@@ -161,6 +169,8 @@ def recording_of(
     key = (kind, key, _weights_key(model), torch.get_float32_matmul_precision(), _shapes(tensors))
     known = _recordings.setdefault(model, OrderedDict())
     recording = known.get(key)
+    if recording is None and not _fits(tensors):
+        return None
     try:
         if recording is None:
             recording = _recorded(model, step, tensors, results)
@@ -175,10 +185,16 @@ def recording_of(
         return None
     known[key] = recording
     known.move_to_end(key)
-    if len(known) > MOST_RECORDINGS:
+    while len(known) > 1 and (len(known) > MOST_RECORDINGS or sum(one.size for one in known.values()) > MOST_BYTES):
         known.popitem(last=False)
     recording.load(tensors)
     return recording
+
+
+def _fits(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a recording, and the copies while it is made and tried, take at most a quarter of the free memory."""
+    free = free_bytes(tensors[0].device)
+    return free is None or COPIES * sum(tensor.nbytes for tensor in tensors) <= free // 4
 
 
 def _recorded(model: nn.Module, step: Step, tensors: list[torch.Tensor], results: list[torch.Tensor]) -> Recording:

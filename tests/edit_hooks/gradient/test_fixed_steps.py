@@ -46,6 +46,45 @@ def test_recorded_steps_train_the_same_edits(editor, settings):
     assert recorder.num_captures in (2, 3) and recorder.num_replays > 3 * 6
 
 
+FAST = {"lr": 0.05, "num_steps": 12}
+
+
+@pytest.mark.parametrize(
+    ("editor", "settings", "dtype"),
+    [
+        ("ft_m", FAST, torch.float64),
+        ("ft_m", {**FAST, "layers": [0, 1]}, torch.bfloat16),
+        ("ft_l", {**FAST, "norm_constraint": 0.01}, torch.float32),
+        ("crisp_edit", FAST, torch.float32),
+    ],
+)
+def test_fine_tuning_stops_at_its_step(editor, settings, dtype):
+    """One step more is launched before the host knows; the optimizer skips it on the device."""
+    subject = Subject(editor, "llama", dtype)
+
+    def alone(bound):
+        made = subject.make(**{**settings, "early_stop_loss": bound})
+        return [made.edit(subject.model, subject.tokenizer, [request])[0] for request in EDIT_REQUESTS[:2]]
+
+    losses = [step["loss"] for step in alone(0.0)[0].diagnostics["losses"]]
+    bound = sum(losses[2:4]) / 2
+    expected = alone(bound)
+    assert expected[0].diagnostics["stop_reason"] == "loss"
+    with ahead_on_a_cpu():
+        plain = alone(bound)
+    with recorded_on_a_cpu() as recorder:
+        recorded = alone(bound)
+    limit = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 1e-10}[dtype]
+    if dtype == torch.bfloat16:  # the attention rounds otherwise, which can move the end by a step
+        expected = plain
+    for found in (plain, recorded):
+        assert max(map(distance, found, expected)) < limit
+        for one, other in zip(found, expected, strict=True):
+            for name in ("steps", "stop_reason"):
+                assert one.diagnostics[name] == other.diagnostics[name]
+    assert bool(recorder.num_replays) == (editor != "crisp_edit")
+
+
 def test_gradients_have_the_layout_of_what_is_trained():
     """Fused optimizers read both as flat memory; that of stacked transposed maps comes transposed."""
     x, trained = torch.arange(12.0).view(2, 2, 3), []

@@ -111,6 +111,18 @@ def test_the_recording_that_was_not_used_for_longest_is_dropped(model, monkeypat
         assert Counter(0.0, 2.0, 2).recorded(model) and recorder.num_captures == 4
 
 
+def test_recordings_take_a_part_of_the_memory(model, monkeypatch):
+    with recorded_on_a_cpu() as recorder:
+        monkeypatch.setattr(recording, "free_bytes", lambda _device: 100)
+        assert Counter(0.0, 2.0).recorded(model) is None and recorder.num_captures == 0
+        assert records(model, CPU), "later ones may fit"
+        monkeypatch.setattr(recording, "free_bytes", lambda _device: 10**6)
+        monkeypatch.setattr(recording, "MOST_BYTES", 30)
+        for size in (1, 2, 3, 1):
+            assert Counter(0.0, 2.0, size).recorded(model)
+        assert recorder.num_captures == 4, "the first one was dropped for the third"
+
+
 def test_a_step_that_waits_is_refused_without_an_error_in_other_threads(monkeypatch):
     """PyTorch's mode warns; it is set back."""
     modes = ["default"]
