@@ -7,6 +7,7 @@ from collections.abc import Callable
 from block import ROOT, Block
 from blocks_benchmarks import BENCHMARK_BLOCKS
 from blocks_editors import EDITOR_BLOCKS
+from blocks_field import FIELD_BLOCKS
 from blocks_gallery import GALLERY_BLOCKS
 from blocks_measured import MEASURED_BLOCKS
 from blocks_options import OPTION_BLOCKS
@@ -28,6 +29,7 @@ BLOCKS: dict[str, Callable[[str], Block]] = {
     "copy": copied,
     **EDITOR_BLOCKS,
     **MEASURED_BLOCKS,
+    **FIELD_BLOCKS,
     **BENCHMARK_BLOCKS,
     **GALLERY_BLOCKS,
     **OPTION_BLOCKS,

@@ -1,0 +1,123 @@
+"""Measured numbers about thousands of edits: kept runs are runs of the plans, and the pages have their numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import blocks_field
+import pytest
+from blocks import BLOCKS
+from blocks_field import END_TOKEN, END_TOKEN_COLUMNS, FIELD, difference, kept_streams
+from paths import ROOT
+
+from edit_hooks.base.registry import EDITORS, editor_class
+from lm_edit.leaderboard.board import Cell
+from lm_edit.results.checking.check import check_results
+from lm_edit.results.files.runs import read_result_files
+from lm_edit.results.statistics.intervals import wilson_interval
+from lm_edit.sweeps.checking.checks import check_plan
+from lm_edit.sweeps.planning.changes import with_model, with_num_edits
+from lm_edit.sweeps.planning.plan import find_plan, load_plan
+
+WIDTHS = {"f": 64, "d": 32}  # of the tiny model of the long streams
+# Bytes per edit of memories that grow with every edit, by the table of docs/guides/long-streams.md.
+GROWTH = {
+    "grace": 4 * (WIDTHS["f"] + WIDTHS["d"]),
+    "neural_db": 4 * (WIDTHS["f"] + WIDTHS["d"]),
+}
+CONSTANT = ("alphaedit", "ultraedit", "memit", "emmet", "crisp_edit", "nas")
+
+
+def run_of(args: Any, editor: str) -> tuple[Any, ...]:
+    """Editor, mode, number of edits and seed of a run."""
+    if args["mode"] == "none":
+        return editor, "none"
+    return editor, args["mode"], args.get("num_edits"), args.get("seed") or 0
+
+
+@pytest.mark.parametrize("folder", [END_TOKEN])
+def test_the_kept_runs_are_runs_of_their_plan(folder: Any) -> None:
+    plan = load_plan(find_plan("end_token"))
+    if folder == FIELD:
+        plan = with_num_edits(with_model(load_plan(find_plan("field_3k")), "demo"), 8)
+    settings: dict[tuple[Any, ...], list[Any]] = {}
+    for run in check_plan(plan).runs:
+        given = run.model_args.get("editor_args", {})
+        settings.setdefault(run_of(run.model_args, run.model_args.get("editor", "unedited")), []).append(given)
+    files = read_result_files([folder])
+    for file in files:
+        config = dict(file.facts.editor_config)
+        planned = settings[run_of(file.content["config"]["edited_hf"], file.facts.editor)]
+        assert any(all(config[name] == value for name, value in given.items()) for given in planned), file.path
+    assert len(files) > 5
+    assert not check_results([folder]).problems
+
+
+def test_the_plan_of_the_end_token_has_editors_that_train_on_one() -> None:
+    plan = load_plan(find_plan("end_token"))
+    trains = {
+        name
+        for name in EDITORS
+        if "append_eos" in {one.name for one in dataclasses.fields(editor_class(name).config_class)}
+    }
+    (comment,) = re.findall(r"^# Without a row: .*?^[^#]", plan.file.text, flags=re.DOTALL | re.MULTILINE)
+    planned = {choice.editor for choice in plan.editors} - {"unedited"}
+    named = set(re.findall(r"\w+", comment)) & set(EDITORS)
+    assert planned <= trains and len(planned) > 15
+    assert named & planned <= {"loc_ft", "memit"}  # these explain others
+    assert {choice.settings["append_eos"] for choice in plan.editors if not choice.is_unedited} == {False, True}
+
+
+def test_every_number_of_the_end_token_is_that_of_the_files() -> None:
+    shown = "".join(BLOCKS["end-token"](mode).text for mode in ("single", "sequential"))
+    for file in read_result_files([END_TOKEN]):
+        if file.facts.mode == "none":
+            continue
+        token = "yes" if dict(file.facts.editor_config)["append_eos"] else "no"
+        rows = re.findall(rf"^\| `{file.facts.editor}` \| {token} \|(.*)\|$", shown, flags=re.MULTILINE)
+        values = [
+            round(task[f"{metric},none"], 2)
+            for metric in END_TOKEN_COLUMNS
+            for task in file.tasks.values()
+            if f"{metric},none" in task
+        ]
+        assert len(values) == len(END_TOKEN_COLUMNS)
+        cells = [[float(cell.split()[0]) for cell in row.split("|")[:4]] for row in rows]
+        seeds = [row.split("|")[-1].strip() for row in rows]
+        assert values in cells or "1" not in seeds, file.path
+
+
+def test_the_interval_of_a_difference_is_newcombes() -> None:
+    """The worked example of the paper's method 10 (Newcombe 1998): 56/70 - 48/80 is 0.2, 0.0524 to 0.3339."""
+    first, second = (
+        Cell(successes / cases, cases, cases, {}, interval=wilson_interval(successes, cases))
+        for successes, cases in ((56, 70), (48, 80))
+    )
+    value, interval = difference(first, second)
+    assert interval is not None
+    assert (round(value, 4), round(interval.low, 4), round(interval.high, 4)) == (0.2, 0.0524, 0.3339)
+    assert difference(dataclasses.replace(first, interval=None), second)[1] is None
+
+
+def test_long_streams_were_resumed_and_are_flat_but_for_what_the_page_names() -> None:
+    kept = kept_streams()
+    assert {"ultraedit", "grace", "memoir"} <= set(kept)
+    for editor, record in kept.items():
+        first, last = record["sections"][0], record["sections"][-1]
+        assert record["resumed"] is True and record["killed_at"] < last["last_step"], editor
+        if editor in CONSTANT:
+            assert last["state"] == first["state"], editor
+        if editor in GROWTH:  # merged entries make it less, numbers and radii a little more
+            edits = last["last_step"] - first["last_step"]
+            assert last["state"] - first["state"] <= 1.05 * GROWTH[editor] * edits, editor
+    shown = BLOCKS["long-streams"]("").text
+    assert all(f"| `{editor}` |" in shown for editor in kept) and "DIFFERENT" not in shown
+
+
+def test_the_estimate_of_an_8b_model_is_the_commands() -> None:
+    text = BLOCKS["field-estimate"]("8b").text
+    assert re.search(r"^48 runs; to do: about [\d.]+ h one after another$", text, flags=re.MULTILINE)
+    page = (ROOT / "docs/guides/field.md").read_text(encoding="utf-8")
+    assert "<!-- generated: field-estimate 8b -->" in page and blocks_field.ESTIMATES["demo"].startswith("field_3k")
