@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
-from measured_model import Setup, load, load_requests, time_seconds
+from measured_model import Setup, distinct_requests, load, load_requests, time_seconds
 
 if TYPE_CHECKING:
     import torch
@@ -159,9 +159,8 @@ def editor_action(
 
     A recorded step counts after a second call, which compares it with the step itself.
     """
-    editor, requests = made_editor(setup, row, engine), load_requests(setup.args, count)
-    if joint:
-        requests = list({request.key: request for request in requests}.values())
+    editor = made_editor(setup, row, engine)
+    requests = (distinct_requests if joint else load_requests)(setup.args, count)
 
     def action(most: int | None = None) -> object:
         return editor.edit(setup.model, setup.tokenizer, requests[:most], joint=joint)

@@ -103,6 +103,18 @@ def load_requests(args: argparse.Namespace, count: int) -> list[EditRequest]:
     return [records[index % len(records)] for index in range(count)]
 
 
+def distinct_requests(args: argparse.Namespace, count: int) -> list[EditRequest]:
+    """As :func:`load_requests`; a repeated record gets another subject, since a joint edit has each fact once."""
+    seen: set[str] = set()
+    requests = []
+    for number, request in enumerate(load_requests(args, count)):
+        if request.key in seen:
+            request = dataclasses.replace(request, subject=f"{request.subject} {number}")
+        seen.add(request.key)
+        requests.append(request)
+    return requests
+
+
 def make_editor(
     setup: Setup, engine: str, editor: str, steps: int, num_templates: int | None = 6, layer: int | None = None
 ) -> Editor[Any]:

@@ -117,6 +117,16 @@ def test_the_table_of_the_page_is_measured(
     assert int(decoding[2]) > 100 and decoding[6:] == ["-", "-"], "operators are counted; there is no card"
 
 
+def test_a_joint_edit_has_as_many_facts_as_it_is_measured_with(load_script: Callable[[str], ModuleType]) -> None:
+    """The mini set has fewer than a joint edit of 1,000."""
+    model, args = load_script("measured_model"), argparse.Namespace(edits_from="bake")
+    requests = model.distinct_requests(args, 1000)
+    assert (
+        len({request.key for request in requests}) == 1000 > len({one.key for one in model.load_requests(args, 1000)})
+    )
+    assert all(request.subject in request.text for request in requests)
+
+
 def test_the_rows_of_the_table_have_settings_of_their_editors(load_script: Callable[[str], ModuleType]) -> None:
     how_fast = load_script("how_fast")
     for row in (*how_fast.EDITOR_ROWS, how_fast.JOINT_ROW):
