@@ -9,7 +9,8 @@ Method of the FE release (2605.00358), on MEMIT. With l_1 < ... < l_n the edited
    left, and MEMIT's solve.
 
 So a layer writes what the layers before left over, and the states of all layers fit each other. In a stream the keys of
-past edits join the system as they were before each step (``carry_keys``, on by default as in the release).
+past edits join the system (``carry_keys``, on by default as in the release, which reads them before a layer's own
+update; that does not move them).
 
 The release optimizes the targets of all facts on the unedited model, also those of later steps. Here every step does
 it on the model as it is, as MEMIT does. Where blocks normalize their MLP output (Gemma, OLMo 2), z^{l_1} is reached
@@ -45,9 +46,7 @@ from edit_hooks.utils.errors import EditingError
 class FEConfig(MEMITConfig):
     """MEMIT's settings; the targets come from the first edited layer."""
 
-    carry_keys: bool = config_field(
-        "in a stream, protect the keys of earlier steps, as they were before each of them", default=True
-    )
+    carry_keys: bool = config_field("in a stream, protect the keys of earlier steps", default=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,13 +81,9 @@ class _ForwardUpdate(LayerwiseUpdate):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.states: dict[int, torch.Tensor] = {}  # z [E, d] by layer
-        self.keys_before: dict[int, torch.Tensor] = {}
 
     def state_layer(self, layer: int) -> int:
         return layer
-
-    def carried(self, layer: int, readings: Readings) -> torch.Tensor:
-        return self.keys_before[layer]
 
     def output_change(self, index: int, layer: int, readings: Readings) -> torch.Tensor:
         last = self.layers[-1]
@@ -97,7 +92,6 @@ class _ForwardUpdate(LayerwiseUpdate):
             bare = [rows[0] for rows in self.rows]
             self.states = states_behind(self.model, bare, layer, self.targets(readings.hidden_ED), self.layers[1:])
             self.target_ED = self.states[last]
-        self.keys_before[layer] = readings.keys_EF[layer]
         share_ED = (self.states[layer] - readings.hidden_ED.double()) / self.scale
         return self.before_norm(layer, share_ED, readings) if self.through_norm else share_ED
 

@@ -232,14 +232,6 @@ class LayerwiseUpdate:
         gram = (left.T.double() @ left.double()) * (right.T.double() @ right.double())
         return float(gram.sum().clamp(min=0).sqrt()) / weight_norm(self.model.get_submodule(name))
 
-    def carried(self, layer: int, readings: Readings) -> torch.Tensor:
-        """Hook: keys [E, f] of a layer that later steps protect.
-
-        Args:
-            readings: with all updates in place.
-        """
-        return readings.keys_EF[layer]
-
     # -- results -------------------------------------------------------------------------------------------------------
 
     def finish(self) -> list[Delta]:
@@ -261,7 +253,7 @@ class LayerwiseUpdate:
             }
             if self.config.carry_keys and self.config.stream == "released":
                 for layer in self.layers:
-                    keys_UF = self.carried(layer, readings)[group]
+                    keys_UF = readings.keys_EF[layer][group]
                     delta.stream_state |= self.editor.state_of_keys(self.job, layer, keys_UF)
                 delta.meta[FACTS] = [fact_of(self.requests[edit]) for edit in group]
             if self.config.keep_intermediates:
