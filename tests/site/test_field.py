@@ -37,7 +37,7 @@ def run_of(args: Any, editor: str) -> tuple[Any, ...]:
     return editor, args["mode"], args.get("num_edits"), args.get("seed") or 0
 
 
-@pytest.mark.parametrize("folder", [END_TOKEN])
+@pytest.mark.parametrize("folder", [END_TOKEN, FIELD])
 def test_the_kept_runs_are_runs_of_their_plan(folder: Any) -> None:
     plan = load_plan(find_plan("end_token"))
     if folder == FIELD:
@@ -51,7 +51,7 @@ def test_the_kept_runs_are_runs_of_their_plan(folder: Any) -> None:
         config = dict(file.facts.editor_config)
         planned = settings[run_of(file.content["config"]["edited_hf"], file.facts.editor)]
         assert any(all(config[name] == value for name, value in given.items()) for given in planned), file.path
-    assert len(files) > 5
+    assert len(files) > 2
     assert not check_results([folder]).problems
 
 
