@@ -73,10 +73,17 @@ def swaps_gate_and_value(model: PreTrainedModel, patch: Callable[..., None]) -> 
 
 
 def adds_in_place(model: PreTrainedModel, patch: Callable[..., None]) -> None:
-    """As Falcon does: what is kept of a map's output is changed after it."""
+    """As Falcon and Llama 4 do: the output of a map is changed after it."""
     mlp = map_of(model, "mlp")
     own = mlp.forward
     patch(mlp, "forward", lambda x: own(x).add_(x))
+
+
+def changes_its_input(model: PreTrainedModel, patch: Callable[..., None]) -> None:
+    """What is kept of a block's output is changed after it."""
+    norm = model.get_submodule("model.layers.1.input_layernorm")
+    own = norm.forward
+    patch(norm, "forward", lambda x: own(x.add_(1)))
 
 
 def reads_an_earlier_block(model: PreTrainedModel, patch: Callable[..., None]) -> None:
@@ -100,7 +107,7 @@ FAULTS: dict[Callable[..., None], tuple[set[str], str]] = {
     runs_twice: ({"maps"}, "attention maps only"),
     squashes_the_output: ({"residual"}, "fast engine"),
     swaps_gate_and_value: ({"gate"}, "fast engine"),
-    adds_in_place: ({"suffix"}, "plain engine"),
+    changes_its_input: ({"suffix", "labels"}, "plain engine"),
     reads_an_earlier_block: ({"labels"}, "plain engine"),
 }
 
@@ -118,6 +125,12 @@ def test_a_broken_promise_is_found(fault: Callable[..., None], monkeypatch: Monk
         record_support(model, support)
         with pytest.raises(EditingError, match=r"self-check"):
             load_editor("rome", ROME).edit(model, build_tokenizer("byte_bpe"), [REQUEST])
+
+
+def test_outputs_to_which_a_model_adds_in_place_are_kept_as_they_were(monkeypatch: MonkeyPatch) -> None:
+    model = build_model("smollm3")
+    adds_in_place(model, monkeypatch.setattr)
+    assert not self_check(model).failed
 
 
 @pytest.mark.parametrize(
