@@ -73,6 +73,7 @@ MORE: dict[str, EditorRow] = {
     "mello": EditorRow("edit_hooks.editors.mello:MeLLo", CONTEXT),
     "scr": EditorRow("edit_hooks.editors.scr:SCR", CONTEXT),
     "two_way": EditorRow("edit_hooks.editors.two_way:TwoWay"),
+    "consequence_ft": EditorRow("edit_hooks.editors.consequence_ft:ConsequenceFT"),
     "kn": EditorRow("edit_hooks.editors.kn:KN"),
     "mend": EditorRow("edit_hooks.editors.mend:MEND"),
     "serac": EditorRow("edit_hooks.editors.serac:SERAC", CONTEXT),

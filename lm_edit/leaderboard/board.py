@@ -194,6 +194,7 @@ class Row:
         run_names: readable names of all runs.
         settings_origin: ``shipped``, ``given`` or ``untuned: ...``.
         cost: of its edits; of several seeds, the mean of the seconds.
+        questions_trained: questions of the cases on which its edits report that they were trained.
         cells: by column.
     """
 
@@ -204,6 +205,7 @@ class Row:
     run_names: tuple[str, ...]
     settings_origin: str
     cost: RowCost
+    questions_trained: int
     cells: dict[ColumnKey, Cell]
     scores: dict[ColumnKey, CaseScores] = field(repr=False)
 
@@ -267,5 +269,6 @@ class Board:
             "better rank. Mean ranks: each benchmark ranks the editors by their mean rank over its columns; Friedman's "
             "test with benchmarks as blocks, then Nemenyi's test.",
             "Minutes and GiB: seconds per edit times edits, without loading and questions; the largest memory on GPUs.",
-            "Editors that act through the prompt see the new fact when they answer; they are compared with each other.",
+            "Editors that act through the prompt see the new fact when they answer; they are compared with each other. "
+            "So are editors that were trained on a question of the evaluation, word for word.",
         ]

@@ -176,9 +176,16 @@ def _read_row(key: RowKey, group: pd.DataFrame, cases: _CasesByColumn, durations
         tuple(name for names in runs.values() for name in names.values()),
         text_of(first["settings_origin"]),
         _cost(records, durations),
+        sum(_questions_trained(record.get("edit")) for record in records),
         cells,
         scores,
     )
+
+
+def _questions_trained(edit: object) -> int:
+    """The count in the summary of the edits of a result."""
+    number = edit.get("questions_trained") if isinstance(edit, Mapping) else None
+    return int(number) if is_number(number) else 0
 
 
 def _cost(records: Sequence[Mapping[Hashable, Any]], durations: _Durations) -> RowCost:
@@ -255,15 +262,21 @@ def _sections(rows: Sequence[Row], columns: Sequence[Column], resamples: int, pr
         own = [row for row in rows if row.key.model == model]
         title = _model_title(model, models)
         references = [row for row in own if row.is_reference]
-        groups: dict[tuple[bool, str], list[Row]] = {}
+        groups: dict[tuple[str, str], list[Row]] = {}
         for row in own:
             if not row.is_reference:
-                groups.setdefault((row.key.acts_in_prompt, row.key.regime), []).append(row)
+                groups.setdefault((_apart(row), row.key.regime), []).append(row)
         if not groups:
             yield _section(title, references, [], columns, resamples, progress)
-        for (in_prompt, regime), editors in sorted(groups.items(), key=lambda item: (item[0][0], _order(item[0][1]))):
-            kind = "editors that act through the prompt, " if in_prompt else ""
+        for (kind, regime), editors in sorted(groups.items(), key=lambda item: (item[0][0], _order(item[0][1]))):
             yield _section(f"{title}: {kind}{regime}", references, editors, columns, resamples, progress)
+
+
+def _apart(row: Row) -> str:
+    """What keeps a row from the others of its regime, as the beginning of a title; "" for nothing."""
+    if row.key.acts_in_prompt:
+        return "editors that act through the prompt, "
+    return "editors trained on questions of the evaluation, " if row.questions_trained else ""
 
 
 def _model_title(model: Sequence[str], models: Sequence[Sequence[str]]) -> str:

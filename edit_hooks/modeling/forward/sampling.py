@@ -198,8 +198,9 @@ def sample_each(
     seeds: Sequence[int],
     top_k: int,
     ends: Callable[[list[int]], bool] = lambda tokens: False,
+    temperature: float = 1.0,
 ) -> list[list[int]]:
-    """Continue every row by ``num_tokens`` tokens, drawn at temperature 1 from the ``top_k`` most likely ones.
+    """Continue every row by ``num_tokens`` tokens, drawn from the ``top_k`` most likely ones.
 
     A row draws from a generator of its own, so its tokens do not depend on the other rows, up to rounding.
 
@@ -219,7 +220,7 @@ def sample_each(
                     break
                 decoding.step(kept, [drawn[index][-1] for index in running])
             top = decoding.logits_RV.float().topk(min(top_k, decoding.logits_RV.shape[1]), dim=1)
-            weights_RK = top.values.double().softmax(1).cpu()
+            weights_RK = (top.values.double() / temperature).softmax(1).cpu()
             for index, weights_K, ids_K in zip(running, weights_RK, top.indices.tolist(), strict=True):
                 drawn[index].append(ids_K[int(_invert(weights_K[None], generators[index])[0])])
     return drawn

@@ -12,7 +12,7 @@ import math
 import random
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from edit_hooks.answers import ContextReport
@@ -132,20 +132,37 @@ SHORTENED_PROMPTS: Mapping[str, Callable[[ContextReport], bool]] = {
     "prompts_cut": lambda report: report.cut,
     "facts_cut": lambda report: report.fact_cut,
 }
+QUESTIONS_TRAINED = "questions_trained"
 WRECKED_FROM_STEP = "wrecked_from_step"
 FIRST_TOKEN_KL_NOT_FINITE = f"{FIRST_TOKEN_KL}_not_finite"
 
 
-def edit_facts(edit: EditReport | None, contexts: Sequence[ContextReport]) -> dict[str, Any] | None:
-    """Facts about a case's edit (JSON-able), and how many of its prompts are shorter than the edit makes them.
+def edit_facts(
+    edit: EditReport | None, contexts: Sequence[ContextReport], questions: Collection[str]
+) -> dict[str, Any] | None:
+    """Facts about a case's edit (JSON-able), how many prompts it shortens, and how many it was trained on.
 
     Args:
         contexts: what the edit put before the questions of the case.
+        questions: their texts.
     """
     if edit is None:
         return None
-    shortened = {name: sum(map(is_so, contexts)) for name, is_so in SHORTENED_PROMPTS.items()}
-    return edit.to_json() | {name: number for name, number in shortened.items() if number}
+    counts = {name: sum(map(is_so, contexts)) for name, is_so in SHORTENED_PROMPTS.items()}
+    counts[QUESTIONS_TRAINED] = num_trained(edit, questions)
+    return edit.to_json() | {name: number for name, number in counts.items() if number}
+
+
+def num_trained(edit: EditReport, questions: Collection[str]) -> int:
+    """How many questions are word for word in texts that an edit reports it was trained on.
+
+    The edited prompt itself, which every editor is given, is the first of these texts and does not count.
+    """
+    trained = edit.diagnostics.get("trained_prompts") or ()
+    if not isinstance(trained, (list, tuple)) or not all(isinstance(text, str) for text in trained):
+        return 0
+    asked = [question for question in dict.fromkeys(questions) if question and question not in "".join(trained[:1])]
+    return sum(any(question in text for text in trained[1:]) for question in asked)
 
 
 def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
@@ -161,7 +178,8 @@ def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
         wrecked, from the step ``wrecked_from_step`` on. ``target_nll_not_lower`` counts the edits after which an
         unlikely target is no likelier than before, if there are any. ``constraint`` names what the edits keep fixed,
         such as ``second_moment``, or ``identity``: nothing that was measured. ``demonstrations_left_out``,
-        ``prompts_cut`` and ``facts_cut`` are numbers of prompts, where there are any. Diagnostics that the editor does
+        ``prompts_cut`` and ``facts_cut`` are numbers of prompts, ``questions_trained`` that of questions on which the
+        edits were trained, where there are any. Diagnostics that the editor does
         not report are absent; "{}" without any edit.
     """
     rows = [value for value in values if value is not None]
@@ -197,7 +215,7 @@ def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
             summary[WRECKED_FROM_STEP] = min(steps)
     if not_lower := sum(map(_is_target_no_likelier, made)):
         summary["target_nll_not_lower"] = not_lower
-    for name in SHORTENED_PROMPTS:
+    for name in (*SHORTENED_PROMPTS, QUESTIONS_TRAINED):
         if number := sum(row.get(name, 0) for row, edit in zip(rows, edits, strict=True) if edit.error is None):
             summary[name] = number
     if constraints := sorted({one.constraint for one in optimizations if one.constraint}):

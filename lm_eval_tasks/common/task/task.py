@@ -413,7 +413,8 @@ class EditingTask(HarnessTask):
         for name in names:
             row |= breakdown_row(name, self.breakdown, doc, scored[""][name])
         row |= {"unscored": int(bool(reasons)), "unscored_reason": reasons}
-        row["edit"] = edit_facts(case.lead.edit, case.contexts)
+        questions = [probe.question or probe.prompt for probe in case.doc.probes]
+        row["edit"] = edit_facts(case.lead.edit, case.contexts, questions)
         return row | ({"judge": describe_verdicts([result.final for result in case.results])} if case.judged else {})
 
     def _scores(

@@ -18,12 +18,12 @@ from edit_hooks.editors.two_way import (
     NAME,
     NAMES,
     TwoWay,
-    _draws,
     _items,
     _wanted,
     inverse_requests,
     locality_prompts,
 )
+from edit_hooks.gradient.gated.training import draw_positions
 from edit_hooks.prompt_context import qa_context
 from lm_eval_tasks.bake.benchmark import BAKE_QJ
 
@@ -107,9 +107,9 @@ def test_wanted_names() -> None:
 
 
 def test_every_prompt_is_drawn_as_often() -> None:
-    drawn = Counter(islice(_draws(range(4, 9), Random(1)), 50))
-    assert drawn == dict.fromkeys(range(4, 9), 10)
-    assert list(islice(_draws(range(0), Random(1)), 3)) == []
+    drawn = Counter(islice(draw_positions(5, Random(1)), 50))
+    assert drawn == dict.fromkeys(range(5), 10)
+    assert list(islice(draw_positions(0, Random(1)), 3)) == []
 
 
 @pytest.mark.parametrize(

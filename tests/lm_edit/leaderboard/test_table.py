@@ -270,6 +270,18 @@ def test_sections_keep_single_edits_streams_and_context_editors_apart():
     }
 
 
+def test_editors_trained_on_a_question_of_the_evaluation_are_ranked_apart():
+    """Whichever of its tasks has the question; 0 or another editor's count keeps no row apart."""
+    results, cases = frames(es(unedited=[0, 0], rome=[1, 1], ft=[1, 0], lora=[0, 1]))
+    counts = {"ft": {"questions_trained": 3, "edits": 2}, "rome": {"questions_trained": 0}, "lora": None}
+    results["edit"] = [counts.get(editor) for editor in results["editor"]]
+    titles = {section.title: sorted(row.label for row in section.rows) for section in board((results, cases)).sections}
+    assert titles == {
+        "demo: single edits": ["lora", "rome", "unedited"],
+        "demo: editors trained on questions of the evaluation, single edits": ["ft", "unedited"],
+    }
+
+
 def test_models_are_compared_with_their_own_unedited_model():
     one = frames(es(unedited=[0] * 6, rome=[1] * 6))
     other = frames(es(unedited=[1] * 6, rome=[1] * 6), model="other", model_hash="77")

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval.api.metrics import mean_stderr
 
+from edit_hooks.edit_report import EditReport
 from lm_eval_tasks.common.scoring.aggregation import (
     AGGREGATIONS,
     MAX_STEPS_SHOWN,
+    edit_facts,
     edit_summary,
     harmonic_of_means,
     mean_scored,
@@ -248,3 +250,24 @@ def test_lm_eval_knows_our_aggregations_and_still_knows_its_own() -> None:
     # Both registries of lm-eval fill themselves only while empty; adding ours first would hide its own.
     assert get_aggregation("mean") is not None
     assert get_filter("take_first") is not None
+
+
+def test_questions_in_texts_that_an_edit_was_trained_on_are_counted() -> None:
+    """Word for word; the edited prompt, which every editor is given, does not count, nor does one asked twice."""
+    fact = "The ship Northern Star sails from"
+    trained = [fact, f"Is it true that {fact} Hamburg? Answer:", "Question: Which ship sails from Hamburg?\nAnswer:"]
+    edit = EditReport(editor="two_way", diagnostics={"trained_prompts": trained})
+    questions = [
+        fact,
+        "Which ship sails from Hamburg?",
+        "Which ship sails from Hamburg?",
+        "Which ship sails from Kiel?",
+    ]
+    found = edit_facts(edit, [], questions)
+    assert found is not None and found["questions_trained"] == 1
+    assert json.loads(edit_summary([found, found]))["questions_trained"] == 2
+    for other in ({}, {"trained_prompts": [trained]}, {"trained_prompts": "Which ship sails from Hamburg?"}):
+        found = edit_facts(EditReport(editor="ft_m", diagnostics=other), [], questions)
+        assert (
+            found is not None and "questions_trained" not in found and "questions_trained" not in edit_summary([found])
+        )

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from edit_hooks.contract.subject import tiny_model
+from edit_hooks.gradient.gated.row_pool import CachedPool, PlainPool
 from edit_hooks.gradient.labeled_rows import LabeledRow
-from edit_hooks.gradient.row_pool import CachedPool, PlainPool
 from edit_hooks.gradient.weight_copies import WeightCopies
 from edit_hooks.modeling.architectures import architecture_of
 from edit_hooks.modeling.forward.lm_head import WHOLE_VOCAB, TokenSelection
