@@ -1,7 +1,8 @@
 """Blocks of measured numbers, read from the kept results of ``lm-edit sweep``.
 
 ``docs/_data/measured`` has the runs of the shipped plan ``demo_editors``, ``docs/_data/findings`` those of
-``docs/_data/findings.yaml``; both are results repositories without the scores of single cases.
+``docs/_data/findings.yaml``, ``docs/_data/two_way`` those of ``two_way_ablations``; all are results repositories
+without the scores of single cases.
 ``docs/_data/passports`` has files of ``lm-edit passport``.
 """
 
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from block import ROOT, Block, table
 
 from edit_hooks.base.registry import editor_class
+from lm_edit.figures.drawing.charts import Chart, Points, Series
 from lm_edit.leaderboard.board import OUTSIDE, Cell, Row
 from lm_edit.leaderboard.columns import ColumnKey
 from lm_edit.leaderboard.table import build_board
@@ -39,6 +41,15 @@ HEADINGS = {
 }
 METRICS = {heading: metric for (_, metric), heading in HEADINGS.items()}
 PASSPORTS = ROOT / "docs/_data/passports"
+ABLATIONS = ROOT / "docs/_data/two_way"
+# Columns of the ablations: (task, metric) -> heading.
+PARTS_OF_TWO_WAY = {
+    ("bake_gs", "paraphrase_prob"): "GS",
+    ("bake_ls", "neighborhood_prob"): "LS",
+    ("bake_rq", "reverse_qa_prob"): "RQS",
+    ("bake_rq", "reverse_qa_argmax"): "RQS, greedy",
+    ("bake_rq", "reverse_locality_prob"): "RLS",
+}
 SINGLE = ""
 PARTS = {  # number of edits in a stream -> title
     SINGLE: "Single edits, each on the unedited model",
@@ -83,6 +94,65 @@ class Measured(NamedTuple):
 def plan_editors() -> dict[str, EditorChoice]:
     """Name -> entry of the plan."""
     return {choice.name: choice for choice in load_plan(find_plan("demo_editors")).editors}
+
+
+@functools.cache
+def ablations() -> dict[str, dict[str, Cell]]:
+    """Name in the plan ``two_way_ablations`` -> heading -> cell, of the kept runs, in the order of the plan."""
+    rows = dict(_ablation_cells())
+    names = [choice.name for choice in load_plan(find_plan("two_way_ablations")).editors]
+    return {name: rows[name] for name in names if name in rows}
+
+
+def _ablation_cells() -> Iterator[tuple[str, dict[str, Cell]]]:
+    read = ResultSet.of([ABLATIONS])
+    board = build_board(load_results(read), load_cases(read, require_samples=False))
+    for row in (row for section in board.sections for row in section.rows):
+        cells = {(key.task, key.metric): cell for key, cell in row.cells.items()}
+        yield (
+            text_of(row.first["editor_label"]) or row.key["editor"],
+            {heading: cells[place] for place, heading in PARTS_OF_TWO_WAY.items() if place in cells},
+        )
+
+
+def ablation_table(_: str) -> Block:
+    """A row per run of the ablations."""
+    headings = list(PARTS_OF_TWO_WAY.values())
+    rows = [[name, *(cell_text(cells.get(heading)) for heading in headings)] for name, cells in ablations().items()]
+    return Block(table(["run", *headings], rows))
+
+
+def _whiskers(vertical: Cell, horizontal: Cell) -> dict[str, list[float]]:
+    if vertical.interval is None or horizontal.interval is None:
+        return {}
+    return {
+        "low": [vertical.interval.low],
+        "high": [vertical.interval.high],
+        "position_low": [horizontal.interval.low],
+        "position_high": [horizontal.interval.high],
+    }
+
+
+def ablation_front() -> Chart:
+    """Two panels with a point per run: reverse questions against their locality, and paraphrases against neighbors."""
+    panels = []
+    for value, position in (("RQS", "RLS"), ("GS", "LS")):
+        series = [
+            Series(
+                name=name,
+                values=[cells[value].value],
+                positions=[cells[position].value],
+                counts=[cells[value].num_scored],
+                **_whiskers(cells[value], cells[position]),
+                texts=[name],
+                color=number,
+                style=number,
+            )
+            for number, (name, cells) in enumerate(ablations().items())
+        ]
+        title = f"{value} against {position}"
+        panels.append(Points(title=title, series=series, position_label=position, value_label=value))
+    return Chart(name="two_way_front", title="What each part of two-way edits buys, and what it costs", panels=panels)
 
 
 @functools.cache
@@ -239,5 +309,6 @@ MEASURED_BLOCKS: dict[str, Callable[[str], Block]] = {
     "measured-editors": measured_tables,
     "finding": finding,
     "headline": headline,
+    "two-way-parts": ablation_table,
     "passports": passports,
 }

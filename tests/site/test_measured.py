@@ -14,7 +14,20 @@ from typing import Any
 import blocks_measured
 import pytest
 from blocks import BLOCKS
-from blocks_measured import FINDINGS, FOUND, GROUPS, HEADINGS, MEASURED, PARTS, PUBLISHED, kept_passports, plan_editors
+from blocks_measured import (
+    ABLATIONS,
+    FINDINGS,
+    FOUND,
+    GROUPS,
+    HEADINGS,
+    MEASURED,
+    PARTS,
+    PUBLISHED,
+    ablation_front,
+    ablations,
+    kept_passports,
+    plan_editors,
+)
 from model_shapes import MODELS, model_like
 from paths import ROOT
 
@@ -85,6 +98,24 @@ def test_the_kept_findings_are_runs_of_their_plan() -> None:
     wanted = {tuple(part for part in one if part != 1) for one in planned(ROOT / "docs/_data/findings.yaml")}
     found = {tuple(part for part in one if part is not None or one[1] == "none") for one in made(FINDINGS)}
     assert found <= wanted and len(found) > 30
+
+
+def test_the_kept_ablations_are_runs_of_their_plan_and_the_page_has_their_numbers() -> None:
+    """The text of the page quotes cells of its table."""
+    wanted, found = set(planned(find_plan("two_way_ablations"))), list(made(ABLATIONS))
+    assert set(found) <= wanted and len(found) == len(set(found)) == 9 * 4
+    cells = {name: {heading: cell.value for heading, cell in own.items()} for name, own in ablations().items()}
+    assert list(cells)[:2] == [UNEDITED, "two_way"] and len(cells) == 9
+    page = (ROOT / "docs/explain/two-way-parts.md").read_text(encoding="utf-8")
+    quoted = [("two_way", "RLS"), ("no locality term", "RLS"), ("two_way", "LS"), ("no locality term", "LS")]
+    values = ", ".join(f"{cells[name][heading]:.2f}" for name, heading in quoted)
+    assert "RLS is {} with it and {} without, LS {} and {}".format(*values.split(", ")) in page
+    assert cells["no cloze"] | {"RQS": 0.5} == cells["no cloze"] and cells["ice"]["RQS"] == cells["two_way"]["RQS"]
+    for name in ("no inverse rows", "ft_m"):
+        assert (cells[name]["RQS"], cells[name]["RLS"]) == (0.0, 1.0)
+    front = ablation_front()
+    assert [panel.title for panel in front.panels] == ["RQS against RLS", "GS against LS"]
+    assert [series.values[0] for series in front.panels[0].series] == [own["RQS"] for own in cells.values()]
 
 
 def test_every_editor_is_planned_or_has_a_reason() -> None:
