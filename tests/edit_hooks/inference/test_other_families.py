@@ -6,6 +6,7 @@ logits, Mamba and RWKV have no keys and values, LFM2 has a state beside them.
 
 from __future__ import annotations
 
+import copy
 import logging
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ RECURRENT = {**ENDLESS, "vocab_size": 512, "hidden_size": 32, "num_hidden_layers
 CONVOLUTIONS = {"layer_types": ["conv", "full_attention"]}
 
 FAMILIES: dict[str, tuple[dict[str, Any], ForwardPass]] = {
-    "opt": ({**LLAMA, **OPT}, ForwardPass("narrowed")),
+    "opt": ({**LLAMA, **OPT}, ForwardPass("apart")),
     "mixtral": ({**LLAMA, "num_local_experts": 4}, ForwardPass("apart")),
     "qwen3_moe": ({**LLAMA, **EXPERTS}, ForwardPass("apart")),
     "modernbert-decoder": ({**LLAMA, "cls_token_id": 0, "sep_token_id": 0}, ForwardPass("apart")),
@@ -117,10 +118,11 @@ def test_supported_families_run_decoder_and_head_apart(model_type: str) -> None:
     [
         ("rows", ForwardPass("apart", decodes=False, shares=False, pads=False)),
         ("head", ForwardPass("whole")),
+        ("decoder", ForwardPass("narrowed")),
     ],
 )
 def test_what_no_family_does_is_right_too(monkeypatch: pytest.MonkeyPatch, fault: str, expected: ForwardPass) -> None:
-    """States that depend on the batch's width, and logits that do not come from the head alone."""
+    """States that depend on the batch's width, logits that do not come from the head alone, a decoder never called."""
     model, tokenizer = build_model("llama"), build_tokenizer("byte_bpe_bos")
     own = (model.model if fault == "rows" else model).forward
 
@@ -133,7 +135,11 @@ def test_what_no_family_does_is_right_too(monkeypatch: pytest.MonkeyPatch, fault
             output.logits[..., 3] += 50 * (output.logits.shape[1] != width)
         return output
 
-    monkeypatch.setattr(model.model if fault == "rows" else model, "forward", changed)
+    if fault == "decoder":
+        model.named = copy.deepcopy(model.model)
+        monkeypatch.setattr(model, "base_model_prefix", "named")
+    else:
+        monkeypatch.setattr(model.model if fault == "rows" else model, "forward", changed)
     assert forward_pass_of(model) == expected
     contexts = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
     jobs = [(ScoreItem(tuple(context), (7, 8)), None) for context in contexts]
