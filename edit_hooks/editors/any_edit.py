@@ -29,9 +29,7 @@ from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE
 class AnyEditConfig(UnKEConfig):
     """UnKE's settings and those of the windows."""
 
-    early_stop_loss: float = config_field(
-        "stop when the loss of a window falls below this; 0: never", within=NON_NEGATIVE, default=5e-3
-    )
+    early_stop_loss: float = config_field("stop when the loss of a window falls below this; 0: never", default=5e-3)
     window: int = config_field("tokens of the answer per window", within=POSITIVE, default=40)
     overlap: int = config_field("tokens that a window shares with the one before", within=NON_NEGATIVE, default=0)
 

@@ -45,9 +45,7 @@ class AnswerConfig(EditorConfig):
         "factor of the penalty ||delta|| / ||h0||^2 on the offset", within=NON_NEGATIVE, default=1e-3
     )
     clamp_factor: float = config_field("radius of the offset's ball in units of ||h0||", within=POSITIVE, default=4.0)
-    early_stop_loss: float = config_field(
-        "stop when the loss of a window falls below this; 0: never", within=NON_NEGATIVE, default=0.0
-    )
+    early_stop_loss: float = config_field("stop when the loss of a window falls below this; 0: never", default=0.0)
     append_eos: bool = config_field(
         "append the end-of-text token to the answer; the releases append the end of the turn", default=True
     )

@@ -140,7 +140,7 @@ def test_easyedits_settings_are_translated_and_the_translation_is_accepted(
 
 
 def test_translated_names_exist() -> None:
-    editors = ("rome", "memit", "pmet", "alphaedit", "grace")
+    editors = ("rome", "memit", "pmet", "alphaedit", "grace", "unke", "any_edit")
     known = {item.name for name in editors for item in dataclasses.fields(editor_class(name).config_class)}
     assert set(NAMES.values()) <= known
 

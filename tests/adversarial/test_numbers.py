@@ -29,7 +29,8 @@ NOT_NUMBERS: list[Any] = [math.nan, math.inf, -math.inf, "nan", "inf", "-inf", 1
 NUMBERS: list[Any] = [-1, 0, 0.5, 2.5, 10**6, 10**30, "-1", "3"]
 # Settings that any finite number fits.
 UNBOUNDED = {"early_stop_loss"}
-MARGINS = {("wise", "alpha"), ("wise", "beta"), ("wise", "gamma")}  # of distances, of any sign
+# Of distances, and of log-likelihoods: of any sign.
+MARGINS = {("wise", "alpha"), ("wise", "beta"), ("wise", "gamma"), ("consequence_ft", "min_gain")}
 
 
 def numeric(hint: Any) -> bool:
@@ -160,6 +161,7 @@ NEEDED = {
     "build-seeds": ["--out", "y"],
     "grow-graph": ["x", "--writer", "hf:m", "--out", "y"],
     "leaderboard": ["x", "--out", "y"],
+    "figure": ["x", "--out", "y"],
     "sweep": ["example"],
     "compare": ["m:C"],
     "editors": [],
@@ -189,7 +191,8 @@ OPTIONS = {
         "--seed",
         "--max-calls",
     ],
-    "leaderboard": ["--resamples", "--max-mb", "--watch"],
+    "leaderboard": ["--resamples", "--max-mb", "--watch", "--serve"],
+    "figure": ["--width", "--height", "--font-size"],
     "sweep": ["--workers", "--limit", "--num-edits"],
     "compare": ["--workers", "--limit", "--num-edits"],
     "editors": ["--devices", "--device-memory", "--teraflops"],
@@ -205,6 +208,12 @@ def test_numbers_of_the_command_line(verb: str, option: str, capsys: pytest.Capt
             build_parser().parse_args([verb, *NEEDED[verb], f"{option}={value}"])
         assert ended.value.code == 2
         assert option in capsys.readouterr().err
+
+
+def test_a_port_is_one_that_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["leaderboard", "x", "--out", "y", "--serve", "70000"])
+    assert "a port from 0 to 65535" in capsys.readouterr().err
 
 
 def test_the_table_has_every_number_of_the_command_line() -> None:

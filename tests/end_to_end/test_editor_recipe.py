@@ -134,8 +134,8 @@ def test_a_file_and_a_row_make_a_built_in_editor(tmp_path: Path) -> None:
     insert(hooks / "editors" / "town_editor.py", name, '    config_folders = ("town_editor",)')
     (hooks / "configs" / "town_editor").mkdir()
     (hooks / "configs" / "town_editor" / "gpt2-xl.yaml").write_text(SETTINGS, encoding="utf-8")
-    row = '    "town_editor": "edit_hooks.editors.town_editor:TownEditor",'
-    insert(hooks / "base" / "registry.py", "MORE: dict[str, str] = {", row)
+    row = '    "town_editor": EditorRow("edit_hooks.editors.town_editor:TownEditor"),'
+    insert(hooks / "base" / "registry.py", "MORE: dict[str, EditorRow] = {", row)
     words = ["town_editor", "--models", "llama", "--checks", "restore,effect"]
     done = check_editors(words, path=tmp_path, then=DEFAULTS)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE
+from edit_hooks.utils.settings.numbers import POSITIVE, Range
 from lm_edit.cli.command import Verb, add_only_argument, say, whole, write_output
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lm_edit.leaderboard.site import Site
 
 HOST, PORT = "127.0.0.1", 8765
+PORTS = Range("a port from 0 to 65535", least=0, most=2**16 - 1)
 MAX_WORKERS = 8  # processes that read samples
 PUBLISHED = ("matching", "all", "none")
 
@@ -58,7 +59,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--serve",
-        type=whole(NON_NEGATIVE),
+        type=whole(PORTS),
         nargs="?",
         const=PORT,
         metavar="PORT",
