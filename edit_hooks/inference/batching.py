@@ -15,6 +15,7 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.row_edits import RowEdits, acts_per_row
 from edit_hooks.inference.items import Limits
 from edit_hooks.modeling.architectures import input_device, unwrapped
+from edit_hooks.modeling.device.recording import release_memory
 from edit_hooks.modeling.forward.forward_pass import forward_pass_of
 from edit_hooks.modeling.forward.length_dependence import forget_lengths, length_rules
 from edit_hooks.modeling.forward.prefix_cache import PrefixCache, compute_prefix_cache, shared_heads
@@ -187,7 +188,7 @@ class _HalvingRunner:
             "max_batch_tokens=%d avoids the attempt",
             *(len(batch.indices), tokens, tokens // 2),
         )
-        torch.cuda.empty_cache()
+        release_memory()
         return False
 
 

@@ -33,7 +33,7 @@ from edit_hooks.inference.batching import Batch
 from edit_hooks.inference.generation.continuations import Continuations
 from edit_hooks.inference.items import Limits
 from edit_hooks.modeling.architectures import input_device, text_config
-from edit_hooks.modeling.device.recording import recording_of, records
+from edit_hooks.modeling.device.recording import recording_of, records, release_memory
 from edit_hooks.modeling.device.run_ahead import LateRead, runs_ahead
 from edit_hooks.modeling.forward.forward_pass import ForwardPass, agree, forward_pass_of, probe_rows
 from edit_hooks.modeling.forward.kv_cache import CACHE, right_padded
@@ -135,9 +135,15 @@ class _SlotLayer(DynamicLayer):
         self.is_initialized, self.device = True, like.keys.device
 
     def write(self, slot_N: torch.Tensor, prefilled: DynamicLayer) -> None:
-        """Put the right-padded rows of a prefill into slots; their padding is behind the tokens, where it is masked."""
+        """Put the right-padded rows of a prefill into slots; their padding is behind the tokens, where it is masked.
+
+        What an earlier text left behind them is zeroed: a NaN in it, of an edit that broke the model, would reach the
+        new text through attention weights of zero.
+        """
         width = prefilled.keys.shape[2]
-        self.keys[slot_N, :, :width], self.values[slot_N, :, :width] = prefilled.keys, prefilled.values
+        for states, new in ((self.keys, prefilled.keys), (self.values, prefilled.values)):
+            states[slot_N, :, :width] = new
+            states[slot_N, :, width:] = 0
 
     def select(self, slot_B: torch.Tensor) -> None:
         """Keep some slots."""
@@ -308,7 +314,7 @@ def decode_in_slots(
             if members:  # here the exception is gone, and with it the frames that hold the tensors of the failed pass
                 num_slots //= 2
                 del loop
-                torch.cuda.empty_cache()
+                release_memory()
                 log.warning("memory is short: texts of up to %d tokens continue %d at a time", columns, num_slots)
                 continuations.restart(members)
 

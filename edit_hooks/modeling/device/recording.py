@@ -1,8 +1,8 @@
 """Recorded steps: thousands of launches that are made once and replayed as one (CUDA graphs).
 
-A step of an edit alone waits for its launches: 4,200 of them take 124 ms on an H100 that computes for 21 ms (ROME with
-21 templates on Llama 3 8B). A recorded step works on the tensors that it was recorded with. Another edit of the same
-shapes copies its own into them (:meth:`Recording.load`) and replays.
+A step of an edit alone waits for its launches: 4,200 of them take 124 ms on an H100 (ROME with 21 templates, the shape
+of Llama 3 8B), where a plain loop's step that was recorded takes 21 ms. A recorded step works on the tensors that it
+was recorded with. Another edit of the same shapes copies its own into them (:meth:`Recording.load`) and replays.
 
 A recording is right only if the step reads nothing from the host that changes. Steps that let the host wait are not
 recorded, and every recording is tried: its first replay, and the first one with other contents, must agree with the
@@ -18,7 +18,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ log = get_logger("lm_eval.edited_hf")
 
 SWITCH = "LM_EDIT_RECORD_STEPS"
 # Of a model; the recordings that were not used for longest are dropped.
-MOST_RECORDINGS, MOST_BYTES = 8, 2**32
+MOST_RECORDINGS, MOST_BYTES = 8, 2**32  # of tensors; the memory that their graphs share comes on top
 # Of results, in norms: kernels that add in any order differ by rounding, which Adam enlarges where gradients are tiny.
 # A replay that reads wrong tensors differs by about 1.
 TOLERANCE = 0.05
@@ -57,10 +57,13 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Recordings as CUDA graphs; those of a model share their memory, as no two run at the same time."""
+    """Recordings as CUDA graphs; those of a model share their memory, as no two run at the same time.
+
+    They are recorded on one stream, since PyTorch gives the memory of a stream to that stream only.
+    """
 
     def __init__(self) -> None:
-        self._pools: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+        self._places: weakref.WeakKeyDictionary[nn.Module, _Place] = weakref.WeakKeyDictionary()
 
     def is_available(self, device: torch.device) -> bool:
         return device.type == "cuda" and torch.cuda.is_available()
@@ -68,19 +71,33 @@ class CudaRecorder:
     def capture(self, model: nn.Module, step: Step) -> Step:
         device = next(model.parameters()).device
         with torch.cuda.device(device):
-            if model not in self._pools:
-                self._pools[model] = torch.cuda.graph_pool_handle()
+            place = self._places.get(model)
+            if place is None or place.device != device:
+                place = self._places[model] = _Place(device, torch.cuda.graph_pool_handle(), torch.cuda.Stream())
+            own, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
             # The run before the capture is on its stream, so that workspaces of libraries are there already.
-            stream, own = torch.cuda.Stream(), torch.cuda.current_stream()
-            stream.wait_stream(own)
-            with torch.cuda.stream(stream), _waiting_is_refused():
-                step()
-            own.wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            # thread_local: other threads of the process (data loaders, NCCL's watchdog) may call CUDA meanwhile
-            with torch.cuda.graph(graph, pool=self._pools[model], stream=stream, capture_error_mode="thread_local"):
-                step()
+            place.stream.wait_stream(own)
+            try:
+                with torch.cuda.stream(place.stream), _waiting_is_refused():
+                    step()
+            finally:  # also after an error: what it launched still writes into the tensors that are set back now
+                own.wait_stream(place.stream)
+            options: dict[str, Any] = {"pool": place.pool, "stream": place.stream}
+            try:
+                # thread_local: other threads of the process (data loaders, NCCL's watchdog) may call CUDA meanwhile
+                with torch.cuda.graph(graph, **options, capture_error_mode="thread_local"):
+                    step()
+            finally:
+                torch.cuda.set_stream(own)  # the scope above stays on its stream if the capture became invalid
         return graph.replay
+
+
+class _Place(NamedTuple):
+    """Where the steps of a model are recorded."""
+
+    device: torch.device
+    pool: Any
+    stream: torch.cuda.Stream
 
 
 @contextlib.contextmanager
@@ -139,9 +156,11 @@ def records(model: nn.Module, device: torch.device, kind: str = EDITS) -> bool:
     """Whether steps of a kind are recorded for a model.
 
     They are not where other code takes part in its passes, whose state a recording would freeze: hooks, forwards of
-    wrappers, autocast, several devices.
+    wrappers, autocast, several devices. Tensors made in inference mode could not be loaded outside of it.
     """
     if os.environ.get(SWITCH, "1") == "0" or kind in _refused.get(model, ()) or not RECORDER.is_available(device):
+        return False
+    if torch.is_inference_mode_enabled():
         return False
     is_plain = not any(
         module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__ for module in model.modules()
@@ -192,6 +211,12 @@ def recording_of(
     return recording
 
 
+def release_memory() -> None:
+    """Free what the allocator of a GPU and the recordings of all models hold, where memory is short."""
+    _recordings.clear()
+    torch.cuda.empty_cache()
+
+
 def _fits(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether a recording, and the copies while it is made and tried, take at most a quarter of the free memory."""
     free = free_bytes(tensors[0].device)
@@ -217,15 +242,20 @@ def _try(recording: Recording, step: Step, tensors: list[torch.Tensor], results:
         RuntimeError: their results differ.
     """
     before = [tensor.clone() for tensor in tensors]
+
+    def set_back() -> None:
+        for tensor, own in zip(tensors, before, strict=True):
+            tensor.copy_(own)
+
     recording.load(before)
-    recording.replay()
-    found = [tensor.clone() for tensor in recording.results]
-    for tensor, own in zip(tensors, before, strict=True):
-        tensor.copy_(own)
-    step()
-    differences = [_difference(*pair) for pair in zip(found, results, strict=True)]
-    for tensor, own in zip(tensors, before, strict=True):
-        tensor.copy_(own)
+    try:
+        recording.replay()
+        found = [tensor.clone() for tensor in recording.results]
+        set_back()
+        step()
+        differences = [_difference(*pair) for pair in zip(found, results, strict=True)]
+    finally:  # an error of the step, too: the caller goes on from these contents
+        set_back()
     if not max(differences) <= TOLERANCE:
         raise RuntimeError(f"a replay differs from its step by {max(differences):.2g}")
 

@@ -128,6 +128,22 @@ def test_logits_without_a_token(in_slots) -> None:
     assert found == on_cpu(model, tokenizer, jobs) and found[1].stop == "not_finite"
 
 
+def test_a_broken_edit_leaves_nothing_in_its_slots(in_slots) -> None:
+    """NaN in keys and values behind a shorter text would reach it, though its mask hides them."""
+    model, tokenizer = model_and_tokenizer()
+    good = edits(model)["first"]
+    broken = Delta(
+        factors={
+            name: factor._replace(left=torch.full_like(factor.left, torch.inf)) for name, factor in good.factors.items()
+        }
+    )
+    short, *_, long = sorted(random_items(500), key=lambda item: len(item.context))
+    jobs: Jobs = [(long, broken)] * 4 + [(short, good), (short, None)] * 2
+    found, _ = in_slots(model, tokenizer, jobs)
+    assert found == on_cpu(model, tokenizer, jobs)
+    assert [answer.stop for answer in found] == ["not_finite"] * 4 + ["length"] * 4
+
+
 def test_caches_have_few_sizes_and_room_for_every_token(in_slots) -> None:
     """Also for texts that fill their columns, and those that ask for no token and get one."""
     sizes = [slots._bucket(columns) for columns in range(1, 5000)]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from recorded_operations import recorded_on_a_cpu
 from torch import nn
 
 from edit_hooks.modeling.device import recording
-from edit_hooks.modeling.device.recording import Step, recording_of, records, tensors_in
+from edit_hooks.modeling.device.recording import CudaRecorder, Step, recording_of, records, release_memory, tensors_in
 
 CPU = torch.device("cpu")
 
@@ -78,6 +81,38 @@ def test_a_step_that_cannot_be_recorded_is_refused_once(model, caplog):
     ]
 
 
+class Failing(Counter):
+    """Its step fails midway."""
+
+    def step(self) -> None:
+        self.total += 7
+        raise torch.OutOfMemoryError("no room")
+
+
+def test_a_step_that_fails_in_its_trial_leaves_the_contents(model, caplog):
+    """The caller goes on from them without a recording."""
+    with recorded_on_a_cpu(), caplog.at_level(logging.WARNING):
+        assert Counter(0.0, 2.0).recorded(model)
+        other = Failing(1.0, 2.0)
+        assert other.recorded(model) is None and torch.equal(other.total, torch.ones(3))
+    assert "no room" in caplog.text
+
+
+def test_tensors_that_a_recording_is_not_given_are_found(model):
+    """By the recorder of the tests: a replay would go on reading what the recorded step read."""
+    counter = Counter(0.0, 2.0)
+    with pytest.raises(AssertionError, match="1 tensors"), recorded_on_a_cpu() as recorder:
+        assert recording_of(model, "counter", counter.step, [counter.total], [counter.total])
+    assert [tensor is counter.factor for tensor in recorder.unnamed] == [True]
+
+
+def test_short_memory_gives_recordings_up(model):
+    with recorded_on_a_cpu() as recorder:
+        assert Counter(0.0, 2.0).recorded(model)
+        release_memory()
+        assert Counter(0.0, 2.0).recorded(model) and recorder.num_captures == 2
+
+
 def test_models_that_other_code_takes_part_in_are_not_recorded(model, monkeypatch):
     with recorded_on_a_cpu():
         assert records(model, CPU)
@@ -87,8 +122,9 @@ def test_models_that_other_code_takes_part_in_are_not_recorded(model, monkeypatc
         model.forward = model.forward
         assert not records(model, CPU)
         del model.forward
-        with torch.autocast("cpu"):
-            assert not records(model, CPU)
+        for scope in (torch.autocast("cpu"), torch.inference_mode()):
+            with scope:
+                assert not records(model, CPU)
         monkeypatch.setenv(recording.SWITCH, "0")
         assert not records(model, CPU)
     assert not records(model, CPU), "no GPU"
@@ -138,6 +174,81 @@ def test_a_step_that_waits_is_refused_without_an_error_in_other_threads(monkeypa
     with pytest.raises(RuntimeError, match="reads from the device"), recording._waiting_is_refused():
         warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
     assert modes == ["default", "warn", "default", "warn", "default"]
+
+
+class Stream:
+    """A stream, and those that it has waited for."""
+
+    def __init__(self) -> None:
+        self.waited_for: list[Stream] = []
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waited_for.append(other)
+
+
+class FakeCuda:
+    """What a recorder uses of ``torch.cuda``; the stream of a graph stays current if its scope fails, as PyTorch's."""
+
+    def __init__(self) -> None:
+        self.current, self.captures = Stream(), list[tuple[object, Stream]]()
+
+    @contextlib.contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextlib.contextmanager
+    def graph(self, _graph: object, pool: object, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+        self.captures.append((pool, stream))
+
+    def set_stream(self, stream: Stream) -> None:
+        self.current = stream
+
+
+@pytest.fixture
+def cuda(monkeypatch) -> FakeCuda:
+    fake = FakeCuda()
+    for name in ("stream", "graph", "set_stream"):
+        monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: fake.current)
+    monkeypatch.setattr(torch.cuda, "device", lambda _device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=None))
+    monkeypatch.setattr(recording, "_waiting_is_refused", contextlib.nullcontext)
+    return fake
+
+
+def test_recordings_of_a_model_share_pool_and_stream(cuda, model):
+    """The memory of a pool is given to the stream that asked for it first, and to no other."""
+    recorder, other = CudaRecorder(), nn.Linear(2, 2)
+    for one in (model, model, other):
+        recorder.capture(one, lambda: None)
+    first, second, third = cuda.captures
+    assert first == second and first[0] is not third[0] and first[1] is not third[1]
+
+
+@pytest.mark.parametrize("calls", [1, 2], ids=["before the capture", "in it"])
+def test_after_a_failed_capture_the_host_goes_on_where_it_was(cuda, model, calls):
+    """On its own stream, which has waited for what the step launched: the tensors are set back next."""
+    own, left = cuda.current, [calls]
+
+    def failing() -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise RuntimeError("operation not permitted")
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        CudaRecorder().capture(model, failing)
+    assert cuda.current is own and not cuda.captures
+    (side,) = own.waited_for
+    assert side is not own and side.waited_for == [own]
 
 
 def test_not_finite_results_agree_where_both_are_not():
