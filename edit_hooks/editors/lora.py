@@ -40,7 +40,7 @@ from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import update_norm_ratio
 from edit_hooks.gradient.diagnostics import loss_diagnostics
 from edit_hooks.gradient.label_forward import ENGINES, CachedLabelForward, shared_nll
-from edit_hooks.gradient.labeled_rows import LabeledRow, batch_rows, mean_per_row, target_row
+from edit_hooks.gradient.labeled_rows import ROW_STEP, LabeledRow, batch_rows, mean_per_row, target_row
 from edit_hooks.gradient.side_by_side import make_adam, split_edits
 from edit_hooks.gradient.stepping.dropout import Dropout, StepNoise
 from edit_hooks.gradient.stepping.fixed_steps import FixedSteps
@@ -253,8 +253,11 @@ class _Training:
             for name, adapter in self.start.items()
         }
         lengths = [len(rows[edit].ids) for edit in edits]
+        draws_ahead = self.config.dropout and runs_ahead(batch.ids_RT.device)
+        if draws_ahead:  # for as many columns as a row alone is padded to, so that recorded steps of other rows fit
+            lengths = [length + -length % ROW_STEP for length in lengths]
         dropouts, noise = self._dropouts(lengths), None
-        if self.config.dropout and runs_ahead(batch.ids_RT.device):
+        if draws_ahead:
             widths = [map_shape(self.model.get_submodule(name))[1] for name in self.names]
             noise = StepNoise(lengths, widths, batch.ids_RT.device, self.config.seed)
             for number, dropout in enumerate(dropouts):

@@ -68,7 +68,8 @@ class FixedSteps:
         for number in range(num_steps):
             if draw is not None:
                 draw(self.noise)
-            if number == 1 and self._is_recorded(num_steps):
+            # A training that is over would record, and try, a step that is skipped.
+            if number == 1 and self._is_recorded(num_steps) and (not reads or bool(reads[0].wait())):
                 step, trained = self._recorded()
             step()
             assert self.losses_R is not None

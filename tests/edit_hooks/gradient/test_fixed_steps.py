@@ -85,6 +85,15 @@ def test_fine_tuning_stops_at_its_step(editor, settings, dtype):
     assert bool(recorder.num_replays) == (editor != "crisp_edit")
 
 
+def test_a_training_that_is_over_is_not_recorded():
+    """Its step would be skipped, so that the trials of the recording would not try the update."""
+    subject = Subject("ft_m", "llama")
+    editor = subject.make(num_steps=12, early_stop_loss=1e9)
+    with recorded_on_a_cpu() as recorder:
+        (edit,) = editor.edit(subject.model, subject.tokenizer, EDIT_REQUESTS[:1])
+    assert edit.diagnostics["steps"] == recorder.num_captures == 0
+
+
 def test_gradients_have_the_layout_of_what_is_trained():
     """Fused optimizers read both as flat memory; that of stacked transposed maps comes transposed."""
     x, trained = torch.arange(12.0).view(2, 2, 3), []
@@ -110,6 +119,9 @@ def test_recorded_steps_have_fresh_dropout():
         plain = stream(subject, settings)
     with recorded_on_a_cpu() as recorder:
         recorded = stream(subject, settings)
+        captures = recorder.num_captures
+        subject.make(num_steps=8, **settings).edit(subject.model, subject.tokenizer, EDIT_REQUESTS[2:3])
+    assert recorder.num_captures == captures, "a row of 22 tokens replays the steps of one of 21"
     assert recorder.num_replays and max(map(distance, recorded, plain)) < 1e-10
     assert min(map(distance, plain, stream(subject, {**settings, "dropout": 0.0}))) > 1e-3
 
