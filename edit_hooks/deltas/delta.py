@@ -264,7 +264,7 @@ class Delta:
         copies = on_host._tensors
         for name, tensor in self._tensors.items():
             copy = copies[name]
-            if copy is not tensor and not tensor.is_inference():
+            if copy is not tensor and not (tensor.is_inference() or copy.is_inference()):  # those have no versions
                 digest = tensor_digest(copy)
                 self._digests[name] = _KnownDigest(tensor, tensor._version, digest)
                 on_host._digests[name] = _KnownDigest(copy, copy._version, digest)

@@ -10,14 +10,18 @@ from typing import Any
 import pytest
 import torch
 from lm_runs import build, instance
+from pretended_device import move_model, pretended_device
 
 from edit_hooks import EditRequest
-from edit_hooks.contract.tiny_models import save_tiny
+from edit_hooks.contract.subject import EDIT_REQUESTS, Subject
+from edit_hooks.contract.tiny_models import build_model, save_tiny
 from edit_hooks.deltas import delta, placement
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.lm.editing import memory_limit
+from edit_hooks.lm.editing.independent import IndependentEdits
 from edit_hooks.lm.editing.memory_limit import LargeEdits
 from edit_hooks.modeling import memory
+from edit_hooks.modeling.fingerprint.identity import model_identity
 from edit_hooks.modeling.fingerprint.tensor_hash import tensor_digest
 from edit_hooks.store import store as store_module
 from edit_hooks.store.store import Description, Store
@@ -91,6 +95,26 @@ def test_a_checksum_is_read_from_the_copy_once(free: dict[str, int], monkeypatch
     edit.dense["weight"] = on_gpu(4, 5) + 2
     assert edit.checksum() != expected and len(hashed) == 5, "and so is another one"
     assert copy.checksum() == expected
+    with torch.inference_mode():
+        edit.know_copy(placement.off_device(edit))  # has no versions by which a change would be seen
+
+
+def test_a_stored_edit_is_hashed_on_its_copy_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits on the GPU, and its checksum, a part of the keys of answers, asks the GPU for nothing."""
+    subject = Subject("ft_m", "llama")
+    model, hashed = build_model("llama"), []
+    identity = model_identity(model, subject.tokenizer)
+    monkeypatch.setattr(delta, "tensor_digest", lambda tensor: hashed.append(tensor.device) or tensor_digest(tensor))
+    with pretended_device():
+        move_model(model)
+        editor = subject.make(num_steps=1)
+        of_run = IndependentEdits(
+            model, subject.tokenizer, editor, Store(tmp_path), identity, quiet=True, measure_edits=False
+        )
+        (edit,) = of_run.in_order([(EDIT_REQUESTS[0],)])
+        assert isinstance(edit, Delta) and {update.device for update in edit.dense.values()} == {GPU}
+        assert edit.checksum()
+    assert hashed == [torch.device("cpu")]
 
 
 def question(number: int) -> Any:
