@@ -254,7 +254,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pretrained", help="model folder or hub id; default: the demo model")
     parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of a known shape instead")
-    parser.add_argument("--tokenizer", help="tokenizer for --shape; default: the demo model's")
+    parser.add_argument("--tokenizer", help="tokenizer for --shape; default: one trained on the requests")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 (default): torch's choice")
