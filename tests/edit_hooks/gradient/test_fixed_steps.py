@@ -54,7 +54,7 @@ FAST = {"lr": 0.05, "num_steps": 12}
     [
         ("ft_m", FAST, torch.float64),
         ("ft_m", {**FAST, "layers": [0, 1]}, torch.bfloat16),
-        ("ft_l", {**FAST, "norm_constraint": 0.01}, torch.float32),
+        ("ft_l", {**FAST, "norm_constraint": 0.01}, torch.bfloat16),  # its start is a copy
         ("crisp_edit", FAST, torch.float32),
     ],
 )
