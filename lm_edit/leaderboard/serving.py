@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import threading
 from http import HTTPStatus
@@ -57,8 +58,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.send_header("Cache-Control", "max-age=31536000, immutable" if is_part(name) else "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
-        self.end_headers()
-        self.wfile.write(content)
+        with contextlib.suppress(ConnectionError):  # a browser that loads the page again drops the connection
+            self.end_headers()
+            self.wfile.write(content)
         return None
 
     def log_message(self, format: str, *arguments: object) -> None:

@@ -6,6 +6,7 @@ import http.client
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -71,6 +72,15 @@ def test_only_the_files_of_the_site_are_served_and_to_this_machine_alone(server,
     assert [get(server, "/", host=host).status for host in ("localhost:1", "127.0.0.1")] == [200, 200]
     with pytest.raises(EditingError, match=rf"--serve {server.server_port}: .*give another port"):
         serve(Path("."), server.server_port)
+
+
+def test_a_connection_that_is_dropped_is_no_error(server):
+    """A browser that reloads a large page closes it in the middle of the answer, which printed a traceback."""
+    handler = server.RequestHandlerClass.__new__(server.RequestHandlerClass)
+    handler.path, handler.headers, handler.request_version = "/", {"Host": "localhost"}, "HTTP/1.1"
+    handler.requestline, handler.wfile = "GET /", mock.Mock(write=mock.Mock(side_effect=BrokenPipeError))
+    handler.do_GET()
+    assert handler.wfile.write.called
 
 
 def test_every_case_is_reachable_where_the_page_is_served(server, page, tmp_path):
