@@ -8,6 +8,7 @@ imports neither torch nor transformers.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -247,6 +248,12 @@ def yes_no(value: bool) -> str:
 def say(text: object) -> None:
     """Print a text that may quote data of users; control characters are escaped, long values shortened."""
     print(printable(str(text)))
+
+
+def clear_terminal() -> None:
+    """Clear the terminal, if the output is one."""
+    if sys.stdout.isatty():
+        print("\x1b[H\x1b[2J", end="")
 
 
 def say_reasons(what: str, entries: Iterable[tuple[str, str]]) -> None:

@@ -16,6 +16,7 @@ from lm_edit.cli.command import (
     add_only_argument,
     add_overwrite_argument,
     check_output_files,
+    clear_terminal,
     real,
     say,
     table,
@@ -128,8 +129,7 @@ def _watch(args: argparse.Namespace) -> int:
         seen = watched.read()
         if (seen.rows, seen.summary) != shown:
             shown = seen.rows, seen.summary
-            if sys.stdout.isatty():
-                say("\x1b[H\x1b[2J")
+            clear_terminal()
             table(HEADER, seen.rows)
             for line in seen.summary:
                 say(line)

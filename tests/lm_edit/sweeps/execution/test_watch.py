@@ -73,6 +73,9 @@ def test_the_command_ends_with_the_sweep_and_needs_one(out, capsys, monkeypatch)
     assert main(["results", "watch", str(out), "--every", "2"]) == 1 and waits == [2.0]
     *_, counts, cases = capsys.readouterr().out.splitlines()
     assert counts == "1 failed, 3 done" and cases.startswith("12 of 16 cases")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(["results", "watch", str(out), "--once"]) == 1
+    assert capsys.readouterr().out.startswith("\x1b[H\x1b[2Jstate")  # a terminal is cleared first
     (out / "empty").mkdir()
     with pytest.raises(EditingError, match="has no runs of a sweep"):
         SweepFolder(out / "empty")
