@@ -51,6 +51,10 @@ class AnyEdit(BlockFittingEditor[AnyEditConfig]):
     feeds_last_token = True
     contract_settings: ClassVar[Settings] = {**UnKE.contract_settings, "window": 2}
 
+    def num_tokens_past_target(self) -> int:
+        """The whole answer is run, its end-of-text token included."""
+        return super().num_tokens_past_target() + bool(self._append_eos)
+
     def answer(self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: AnyEditConfig) -> WindowedAnswer:
         return answer_of(tokenizer, request, config.append_eos, config.window, config.overlap)
 

@@ -80,6 +80,18 @@ def test_an_appended_end_of_text_counts_under_a_wrapper() -> None:
         assert bool(load_editor("rect", settings).find_unusable(tokenizer, [request], limit)) == append_eos
 
 
+@pytest.mark.parametrize(
+    ("name", "append_eos", "past"), [("any_edit", False, 1), ("any_edit", True, 2), ("crisp_edit", False, 1)]
+)
+def test_editors_that_run_the_whole_target_count_its_last_tokens(name: str, append_eos: bool, past: int) -> None:
+    """The tokens behind the last label are run, too: AnyEdit's end of the text, CrispEdit's factors of a past edit."""
+    model, tokenizer = tiny_model("gpt2"), tiny_tokenizer(NATURAL_TOKENIZER["gpt2"])
+    limit = model.config.max_position_embeddings
+    editor = load_editor(name, {**contract_settings(editor_class(name)), "append_eos": append_eos})
+    fits, long = (EditRequest(prompt="a" + " a" * (limit - past - 1 + more), target_new="a") for more in (0, 1))
+    assert not editor.find_unusable(tokenizer, [fits], limit) and editor.find_unusable(tokenizer, [long], limit)
+
+
 @pytest.mark.parametrize("name", EDITORS)
 def test_a_block_named_twice_is_refused(name: str) -> None:
     """LoRA trained one adapter of the block and wrote another; MELO and MEND build one network per name."""
