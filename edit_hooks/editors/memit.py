@@ -273,7 +273,7 @@ class ResidualSpreadingEditor(LocateThenEditEditor[MEMITConfigT]):
     def optimize(
         self, job: EditJob[MEMITConfigT], problems: Sequence[ValueProblem], site: Site
     ) -> Sequence[OptimizedValue]:
-        """Hook: targets of all requests, as offsets at the ``site`` of :meth:`target_layer`."""
+        """Hook: targets of all requests, as offsets at the ``site`` of the layer of the targets."""
         layer = self.target_layer(job.config)
         terms = self.terms(job, forward_maker(job.model, job.config, layer, site))
         settings = value_settings(job.config, layer, site)
@@ -282,10 +282,6 @@ class ResidualSpreadingEditor(LocateThenEditEditor[MEMITConfigT]):
     def metric(self, job: EditJob[MEMITConfigT], layer: int) -> KeyMetric:
         """Hook: the constraint of a layer in this step of a stream."""
         return self.constraints(job.model)[layer]
-
-    def target_layer(self, config: MEMITConfigT) -> int:
-        """Hook: the layer at which targets are optimized; the last edited one by default."""
-        return config.edited_layers[-1]
 
     def layerwise_update(
         self,

@@ -167,8 +167,12 @@ class ValueEditor(Editor[ValueEditConfigT]):
         config = resolved or self.config_class.from_mapping(self.overrides)
         return () if isinstance(config.context_templates, str) else config.context_templates
 
+    def target_layer(self, config: ValueEditConfigT) -> int:
+        """Hook: the layer at which targets are optimized; the last edited one by default."""
+        return config.edited_layers[-1]
+
     def footprint(self, config: ValueEditConfigT, model: nn.Module) -> Footprint:
-        names, last = self.target_modules(config, model), config.edited_layers[-1]
+        names, last = self.target_modules(config, model), self.target_layer(config)
         rows = num_templates(config.context_templates) + 1  # and the KL row
         above = min(last + 1, num_layers(model) - 1)
         reading = passes(model, first=0, rows=rows, tokens=ROW_TOKENS, steps=len(config.edited_layers), backward=False)

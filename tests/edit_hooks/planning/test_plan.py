@@ -101,6 +101,13 @@ def test_70b_in_four_bits_fits_one_card_of_80_gb() -> None:
     assert plan_editor("ft_m", load_editor("ft_m"), outline).reason == "needs plain weights"
 
 
+def test_targets_of_a_lower_block_take_more() -> None:
+    """FE optimizes behind the first edited block, MEMIT behind the last."""
+    fe, memit = (plan_editor(name, load_editor(name), llama_70b()).footprint for name in ("fe", "memit"))
+    assert fe is not None and memit is not None and fe.work is not None and memit.work is not None
+    assert fe.activations > memit.activations and fe.work.flops > memit.work.flops
+
+
 def test_settings_that_do_not_fit_the_model_are_the_reason() -> None:
     outline = outline_of(LlamaConfig(num_hidden_layers=2, hidden_size=64, num_attention_heads=4, vocab_size=512))
     assert "blocks 0 to 1" in plan_editor("rome", load_editor("rome", {"layers": [7]}), outline).reason
