@@ -192,6 +192,8 @@ def _run_export(args: argparse.Namespace) -> int:
     if args.format == "gguf":
         base = args.pretrained if str(args.pretrained).endswith(".gguf") else "<base model>.gguf"
         say(f"serve: llama-server -m {shlex.quote(base)} --lora {shlex.quote(str(folder / 'adapter.gguf'))}")
+        if "peft" in of_model:
+            say(f"the base model of llama-server needs {of_model['peft']} merged into it")
     elif is_adapter and "peft" in of_model:
         say(f"stock models load one adapter: merge {of_model['peft']} into the model before loading this one")
     else:

@@ -20,6 +20,7 @@ from edit_hooks.deltas.saving.gguf_adapter import ARCHITECTURES, export_gguf
 from edit_hooks.modeling.architectures import architecture_of, is_transposed, map_shape, num_layers
 from edit_hooks.modeling.linear_maps import is_linear_map
 from lm_edit.cli.main import main
+from lm_edit.edits import EditExport
 
 gguf = pytest.importorskip("gguf", reason="the package gguf writes the format (extra: demo)")
 
@@ -83,6 +84,16 @@ def test_what_the_format_has_no_place_for_is_refused(tmp_path: Path, monkeypatch
     with pytest.raises(ZeroDivisionError):
         export_gguf(edit_of_all_maps(model), model.config, tmp_path / "cut")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_adapter_below_the_edit_belongs_into_the_base_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    exported = EditExport(tmp_path, "edit.safetensors", True, ())
+    monkeypatch.setattr("lm_edit.edits.export_edits", lambda *_: exported)
+    words = ["edit.safetensors", "--pretrained", "base", "--model-args", "peft=lora", "--out", str(tmp_path)]
+    assert main(["export", *words, "--format", "gguf"]) == 0
+    assert "the base model of llama-server needs lora merged into it" in capsys.readouterr().out
 
 
 def test_the_command_writes_what_peft_would_hold(tmp_path: Path, capsys: CaptureFixture[str]) -> None:
