@@ -194,7 +194,7 @@ class Row:
         run_names: readable names of all runs.
         settings_origin: ``shipped``, ``given`` or ``untuned: ...``.
         cost: of its edits; of several seeds, the mean of the seconds.
-        questions_trained: questions of the cases on which its edits report that they were trained.
+        questions_trained: above 0 if its edits report that they were trained on a question of its cases.
         cells: by column.
     """
 
