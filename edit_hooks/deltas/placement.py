@@ -108,7 +108,11 @@ def copied_to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _page_locked(like: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(like, device=CPU, pin_memory=True)
+    """An empty tensor in page-locked memory; in ordinary memory, to which copies are slower, where that is short."""
+    try:
+        return torch.empty_like(like, device=CPU, pin_memory=True)
+    except RuntimeError:
+        return torch.empty_like(like, device=CPU)
 
 
 def parked(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

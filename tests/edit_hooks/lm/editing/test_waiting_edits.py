@@ -82,6 +82,19 @@ def test_finished_copies_of_weights_stay_while_there_is_room(free: dict[str, int
     assert placement.parked(here)["weight"] is here["weight"]
 
 
+def test_a_finished_edit_is_copied_without_page_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An edit of minutes is not lost because the system has none left."""
+    make = torch.empty_like
+
+    def short(like: torch.Tensor, *, pin_memory: bool = False, **more: Any) -> torch.Tensor:
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return make(like, **more)
+
+    monkeypatch.setattr(torch, "empty_like", short)
+    assert placement._page_locked(torch.ones(2, 3)).shape == (2, 3)
+
+
 def test_a_checksum_is_read_from_the_copy_once(free: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     edit = Delta(factors={"map": Factor(on_gpu(4, 1), on_gpu(5, 1))}, dense={"weight": on_gpu(4, 5)})
     expected = placement.off_device(edit).checksum()
