@@ -148,10 +148,6 @@ class CrispEdit(FineTuningEditor[CrispEditConfig]):
         check_length(model, config.factor_length, KIND.what, "factor_length")
         return config
 
-    def num_tokens_past_target(self) -> int:
-        """Also the last token, which the next step of a stream feeds for its factors."""
-        return super().num_tokens_past_target() + 1
-
     def check_inputs(self, config: CrispEditConfig) -> None:
         check_source(config.factors)
 

@@ -81,15 +81,16 @@ def test_an_appended_end_of_text_counts_under_a_wrapper() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "append_eos", "past"), [("any_edit", False, 1), ("any_edit", True, 2), ("crisp_edit", False, 1)]
+    ("name", "append_eos", "past"), [("any_edit", False, 1), ("any_edit", True, 2), ("unke", True, 1)]
 )
-def test_editors_that_run_the_whole_target_count_its_last_tokens(name: str, append_eos: bool, past: int) -> None:
-    """The tokens behind the last label are run, too: AnyEdit's end of the text, CrispEdit's factors of a past edit."""
+def test_the_longest_request_that_is_accepted_runs(name: str, append_eos: bool, past: int) -> None:
+    """AnyEdit runs the end of the text as well; one token more had no position inside of the model."""
     model, tokenizer = tiny_model("gpt2"), tiny_tokenizer(NATURAL_TOKENIZER["gpt2"])
     limit = model.config.max_position_embeddings
-    editor = load_editor(name, {**contract_settings(editor_class(name)), "append_eos": append_eos})
+    editor = load_editor(name, {"layers": [1], "num_steps": 1, "fit_steps": 1, "append_eos": append_eos})
     fits, long = (EditRequest(prompt="a" + " a" * (limit - past - 1 + more), target_new="a") for more in (0, 1))
-    assert not editor.find_unusable(tokenizer, [fits], limit) and editor.find_unusable(tokenizer, [long], limit)
+    (delta,) = editor.edit(model, tokenizer, [fits], measure=False)
+    assert delta.dense and editor.find_unusable(tokenizer, [long], limit)
 
 
 @pytest.mark.parametrize("name", EDITORS)
