@@ -47,7 +47,7 @@ from edit_hooks.modeling.forward.sampling import MAX_ROWS, sample_each
 from edit_hooks.modeling.tokens import encode, tokenizer_chat_context
 from edit_hooks.prompt_context import QUESTION_PREFIX, PromptContext, fact_line, qa_context, statement
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.settings.numbers import FINITE, NON_NEGATIVE, POSITIVE
+from edit_hooks.utils.settings.numbers import FINITE, POSITIVE, Range
 from edit_hooks.utils.text.scripts import mention_of
 from edit_hooks.utils.text.slots import escape_braces
 
@@ -96,6 +96,7 @@ EXAMPLES: Mapping[Kind, tuple[str, tuple[str, ...]]] = {
 }
 QUESTION_FORM = PromptContext("Question: ", "\nAnswer:")
 TEXT_TOKENS = 28
+UP_TO_ALL = Range(f"a number from 0 to {len(FACTS)}", least=0, most=len(FACTS))
 ENDS = ".!\"' "  # of a sentence, behind its last name
 
 
@@ -112,7 +113,7 @@ class ConsequenceFTConfig(TwoWayConfig):
     temperature: float = config_field("of these texts", within=POSITIVE, default=0.8)
     max_written: int = config_field("of each kind, how many are trained at most", within=POSITIVE, default=2)
     num_examples: int = config_field(
-        "facts with their consequences before the edited one, five at most", within=NON_NEGATIVE, default=5
+        "facts with their consequences before the edited one", within=UP_TO_ALL, default=len(FACTS)
     )
     min_gain: float = config_field(
         "nats per token by which the fact in the prompt must raise the answer of a text", within=FINITE, default=1.0

@@ -72,6 +72,12 @@ def test_examples_of_a_kind_are_texts_that_would_be_kept() -> None:
     assert prompt.endswith("Fact: The ship Northern Star sails from Hamburg.\nQuestion:")
 
 
+def test_more_examples_than_there_are_is_refused() -> None:
+    """They were cut to five without a word, under settings that name more."""
+    with pytest.raises(EditingError, match=r"'num_examples'.*0 to 5"):
+        load_editor("consequence_ft", {"num_examples": 6})
+
+
 def test_fixed_questions() -> None:
     other = other_name(FACT, CONFIG)
     assert other not in "The ship Northern Star sails from Hamburg"
