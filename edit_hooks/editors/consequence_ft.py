@@ -217,7 +217,8 @@ def framed_texts(request: EditRequest, config: ConsequenceFTConfig, own: Sequenc
     """Yes/no questions about the fact, about the model's own answer, and about another name."""
     bare = replace(request, context=None)
     states = [(statement(bare.text, request.target_new, request.separator), True)]
-    states += [(statement(bare.text, old, request.separator), False) for old in own[:1] if old != request.target_new]
+    known = _mention(request.target_new)  # an own answer that has the new one in it is not false after the edit
+    states += [(statement(bare.text, old, request.separator), False) for old in own[:1] if not known.search(old)]
     texts: list[Text] = []
     if "yes_no" in config.kinds:
         texts += [Text("yes_no", f"Is it true that {state}? Answer:", _yes(is_new)) for state, is_new in states]

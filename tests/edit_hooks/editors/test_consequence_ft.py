@@ -90,8 +90,9 @@ def test_fixed_questions() -> None:
         Text("negation", f"Is it false that {new}? Answer:", "No"),
         Text("negation", f"Is it false that {old}? Answer:", "Yes"),
     ]
-    kept = framed_texts(FACT, ConsequenceFTConfig(layers=[1], kinds=["negation"]), ["Hamburg"])  # the model knows it
-    assert [text.answer for text in kept] == ["No"]
+    for own in ("Hamburg", "hamburg", "the Hamburg"):  # the model knows it
+        kept = framed_texts(FACT, ConsequenceFTConfig(layers=[1], kinds=["negation"]), [own])
+        assert [text.answer for text in kept] == ["No"], own
 
 
 def test_forms_end_with_the_end_of_text() -> None:
