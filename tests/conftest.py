@@ -52,7 +52,9 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 
     - Tests over all tiny families run on two that differ most and on a third of the others. Which third depends on the
       name of the case, so that tests of one thing run on other families than those of the next.
-    - Numbers of releases are compared with those of the fast engine, which other tests compare with the plain one.
+    - Tests marked `one_in(n)` run on one in n of their cases, chosen by their names, too.
+    - Numbers of releases are compared with those of the fast engine, which other tests compare with the plain one, and
+      in float64 where there are both.
     """
     from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES
 
@@ -64,7 +66,10 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
         found = [value for value in params.values() if isinstance(value, str) and value in ALL_MODEL_TYPES]
         if len(found) == 1:
             families[item.nodeid.partition("[")[0]][item] = found[0]
-        if params.get("engine") == "reference" and item.nodeid.startswith("tests/parity/"):
+        is_minor = params.get("engine") == "reference" or params.get("dtype") == "float32"
+        if is_minor and item.nodeid.startswith("tests/parity/"):
+            item.add_marker(pytest.mark.slow)
+        if (mark := item.get_closest_marker("one_in")) is not None and zlib.crc32(item.nodeid.encode()) % mark.args[0]:
             item.add_marker(pytest.mark.slow)
     for cases in families.values():
         if len(set(cases.values())) >= WIDE:

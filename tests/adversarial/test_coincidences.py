@@ -30,6 +30,7 @@ def written(subject: Subject, items: list[GenerateItem], delta: Any) -> list[Gen
     return generate(subject.model, subject.tokenizer, [(item, delta) for item in items], Limits(), no_progress)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("model_type", ["gpt2", "gemma3_text"])
 @pytest.mark.parametrize("editor", EDITORS)
 def test_as_many_rows_as_tokens(editor: str, model_type: str) -> None:

@@ -38,6 +38,7 @@ def assert_equal(ours: list[Delta], others: list[Delta]) -> None:
             assert torch.equal(tensor, second[name]), name
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("editor", EDITORS)
 def test_an_edit_in_float64_does_not_depend_on_the_default_precision(editor, wide_default):
     subject = Subject(editor, "gpt2", torch.float64)

@@ -80,6 +80,7 @@ def test_the_real_edits_are_used(name, real):
     assert use(real(name), EDITS[name][0]).writes
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", EDITS)
 def test_forged_edits_are_used_or_refused(name, real, tmp_path):
     everything = [one for one in forgeries(read(real(name))) if not one.name.startswith(("meta", "diagnostics"))]

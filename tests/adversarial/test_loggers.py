@@ -97,6 +97,7 @@ def check_logged(recorder: Recorder, task: str, results: dict[str, Any]) -> None
     assert len(json.loads(recorder.artifacts[f"{task}_eval_samples.json"])) == len(samples)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("task", TASKS)
 def test_samples_of_every_task_are_logged(task: str, wandb_run: Recorder) -> None:
     results = run(task, ScriptedLM(errors={"1": "no such layer"}))
@@ -106,6 +107,7 @@ def test_samples_of_every_task_are_logged(task: str, wandb_run: Recorder) -> Non
     assert declared and all(f"{name},none" in results["results"][task] for name in declared)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("task", JUDGED)
 @pytest.mark.parametrize("stream", [False, True], ids=["single", "sequential"])
 def test_samples_of_judged_tasks_are_logged(task: str, stream: bool, wandb_run: Recorder, tmp_path: Path) -> None:
@@ -128,6 +130,7 @@ def test_samples_of_predictions_only_are_logged(wandb_run: Recorder) -> None:
     check_logged(wandb_run, JUDGED[0], results)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("task", TASKS)
 def test_samples_of_every_task_are_saved(task: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     results = run(task, ScriptedLM(errors={"1": "no such layer"}))

@@ -201,6 +201,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("verb", "option"), [(verb, option) for verb in OPTIONS for option in OPTIONS[verb]])
 def test_numbers_of_the_command_line(verb: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     for value in ("nan", "inf", "-inf", "-1", "1" * 400, "some"):

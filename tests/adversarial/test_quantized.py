@@ -126,6 +126,7 @@ def cases():
         yield pytest.param("memit", "llama", scheme)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "model_type", "scheme"), list(cases()))
 def test_every_editor_edits_beside_quantized_weights_or_refuses(name, model_type, scheme, models):
     model, copy = models(model_type, scheme)

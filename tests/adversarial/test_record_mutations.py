@@ -44,6 +44,7 @@ def names(value: Any) -> set[str]:
     return set().union(*map(names, value)) if isinstance(value, list) else set()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("number", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_mutation_is_loaded_right_or_rejected_with_a_reason(name: str, number: int, tmp_path: Path) -> None:

@@ -198,6 +198,7 @@ def random_edit(model: Any, what: str) -> Delta:
     return Delta(dense={f"{name}.weight": normal(rows, width)})
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("what", ["low-rank head", "dense head", "low-rank embedding", "dense embedding"])
 @pytest.mark.parametrize(
     ("base", "kind"), [("tied", None), ("untied", None), *(("tied", kind) for kind in ENDS), ("untied", "trained head")]

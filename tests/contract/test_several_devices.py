@@ -34,9 +34,9 @@ def spread_model() -> Any:
     return model
 
 
-# Every third editor of the registry, whose neighbors share code; `-m slow` runs the others.
+# Every sixth editor of the registry, whose neighbors share code; `-m slow` runs the others.
 EACH = [
-    pytest.param(name, {}, marks=[pytest.mark.slow] if row % 3 else [], id=name) for row, name in enumerate(EDITORS)
+    pytest.param(name, {}, marks=[pytest.mark.slow] if row % 6 else [], id=name) for row, name in enumerate(EDITORS)
 ]
 
 

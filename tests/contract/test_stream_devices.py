@@ -21,9 +21,9 @@ from edit_hooks.store.store import Store
 CPU = torch.device("cpu")
 
 
-# Every second editor of the registry, whose neighbors share code; `-m slow` runs the others.
+# Every fourth editor of the registry, whose neighbors share code; `-m slow` runs the others.
 @pytest.mark.parametrize(
-    "editor", [pytest.param(name, marks=[pytest.mark.slow] if row % 2 else []) for row, name in enumerate(EDITORS)]
+    "editor", [pytest.param(name, marks=[pytest.mark.slow] if row % 4 else []) for row, name in enumerate(EDITORS)]
 )
 def test_steps_from_the_store_and_new_ones_are_combined(editor):
     """The first step on the CPU, as one from the store is, the second on the model's device.

@@ -58,6 +58,7 @@ def test_documents_are_json_repeatable_and_carry_their_edit(task: str) -> None:
             assert probe["ask"] in ("edited", "unedited", "both")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("task", TASKS)
 def test_recorded_generation_settings_are_those_of_a_question(task: str) -> None:
     """Unless a switch or a population of the task adds questions that follow its ``generation_kwargs``."""
@@ -70,6 +71,7 @@ def test_recorded_generation_settings_are_those_of_a_question(task: str) -> None
     assert generates is (built.config.output_type == "generate_until")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("lm_class", [ScriptedLM, StockLM])
 @pytest.mark.parametrize("task", TASKS)
 def test_every_record_is_scored_or_has_a_reason(task: str, lm_class: type) -> None:
@@ -162,6 +164,7 @@ def test_groups_list_existing_tasks_and_aggregate_nothing() -> None:
     assert (listed | {"qaedit_grid_cell"}) - members.keys() == set(TASKS)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("task", TASKS)
 def test_a_chat_template_changes_prompts_and_no_column(task: str) -> None:
     """The answers are scripted by target and stop, so another prompt gives the same scores."""
@@ -174,6 +177,7 @@ def test_a_chat_template_changes_prompts_and_no_column(task: str) -> None:
     assert all(bare in wrapped and bare != wrapped for bare, wrapped in zip(*prompts, strict=True))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_group_builds_its_tasks(group: str) -> None:
     path = next(FOLDER.glob(f"*/_{group}.yaml"))

@@ -32,6 +32,7 @@ def test_every_editor_that_trains_on_a_target_has_the_setting():
     assert {name for name in TRAINED if default_of(name)} == IN_RELEASE
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", [name for name in TRAINED if name != "ft_l"])
 def test_the_end_becomes_likely_after_the_target(name):
     model, tokenizer = build_model("llama"), build_tokenizer("byte_bpe_bos")

@@ -82,6 +82,7 @@ def bracket(model, tokenizer, name: str, span: str, request, template: str, offs
     return pair(state(request.target_new)) - beta * pair(state(request.target_true))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("engine", ["fast", "reference"])
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("span", ["released", "covering"])

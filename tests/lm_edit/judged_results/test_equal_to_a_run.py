@@ -53,6 +53,7 @@ def assert_equal_runs(judged: Path, run_with_judge: Path, without: Callable[[Any
     assert check_results(judged).problems == []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("task", "model", "settings", "options"),
     [

@@ -170,6 +170,7 @@ def test_an_interrupt_while_writing_leaves_no_file(
 
 
 # Without fork (Windows) no process can be killed between two steps.
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.parametrize(
     ("step", "number", "options", "written"),

@@ -52,6 +52,7 @@ def next_logits(model, name: str, instance, offset_D: torch.Tensor) -> torch.Ten
         handle.remove()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("engine", ["fast", "reference"])
 @pytest.mark.parametrize("site", ["mlp", "block"])
 @pytest.mark.parametrize("layer", [0, 1])

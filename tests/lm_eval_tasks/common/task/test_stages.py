@@ -180,6 +180,7 @@ def test_single_edits_are_never_outside() -> None:
 MIXED = {"0": "10", "1": "..?"}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("task", TASKS)
 def test_every_case_is_scored_excluded_reasoned_or_not_yet_edited(task: str) -> None:
     settings = STREAM | {"population": "wrong_em"}
