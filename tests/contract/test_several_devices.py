@@ -55,7 +55,8 @@ def test_edits_are_those_of_one_device(editor, more):
     for one, other in zip(found, expected, strict=True):
         assert one.writes == other.writes
         for name, weight in other.weights().items():
-            torch.testing.assert_close(one.weights()[name], weight)
+            # Worst seen: 1.1e-5, of one entry of a two-way edit, whose steps of Adam enlarge rounding.
+            torch.testing.assert_close(one.weights()[name], weight, atol=2e-5, rtol=1.3e-6)
 
 
 @pytest.mark.parametrize(
