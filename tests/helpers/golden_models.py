@@ -68,3 +68,9 @@ def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
         digest.update(name.encode())
         digest.update(weights[name].contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def as_stored(model_name: str, matrix: torch.Tensor) -> torch.Tensor:
+    """A matrix [out, in] as a golden model stores it, and back: the Conv1D of GPT-2 stores [in, out]."""
+    config = json.loads((GOLDEN / "models" / model_name / "config.json").read_text(encoding="utf-8"))
+    return matrix.T if config["model_type"] == "gpt2" else matrix

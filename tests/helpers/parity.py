@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from golden_data import golden_case, golden_covariance, golden_json
+from golden_models import as_stored
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks import EditRequest, load_editor
@@ -92,8 +93,7 @@ def check_rome_cases(
             error = relative_error(delta.intermediates[name], tensors[name])
             assert error < (FLOAT64_BOUND if wide else bounds[column]), f"{where}: {name} off by {error:.1e}"
         update = torch.outer(tensors["v"], tensors["u"])
-        if model_name == "tiny-gpt2":  # Conv1D stores [in, out]
-            update = update.T
+        update = as_stored(model_name, update)
         weights = delta.weights()
         assert list(weights) == [case["edited_weight"]]
         error = relative_error(weights[case["edited_weight"]], update)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from golden_data import golden_case, golden_covariance, golden_json
+from golden_models import as_stored
 from parity import check_losses, relative_error
 
 from edit_hooks import Delta, EditRequest, edited
@@ -92,7 +93,7 @@ def check_stream(editor: Editor[Any], method: str, name: str, loaded: Any, bound
             own = step_tensors(tensors, number)
             assert sorted(delta.weights()) == sorted(case["edited_weights"]), where
             for weight, update in delta.weights().items():
-                update_DF = update.T if model_name == "tiny-gpt2" else update  # Conv1D stores [in, out]
+                update_DF = as_stored(model_name, update)
                 for side, ours in zip(("out", "in"), contract(update_DF), strict=True):
                     if f"{weight}.{side}" in own:
                         error = relative_error(ours, own[f"{weight}.{side}"])

@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 import torch
 from golden_data import golden_case, golden_names
+from golden_models import as_stored
 from parity import relative_error
 from parity_layers import contract, memit_config
 
@@ -39,7 +40,7 @@ def test_edits_give_the_numbers_of_the_release(model_name, name, golden_model):
                 where = f"{model_name} {name} step {number} layer {layer}"
                 keys = tensors[f"step{number}.keys.layer{layer}"]
                 assert relative_error(delta.intermediates[f"keys.layer{layer}"], keys) < 1e-8, where
-                update_DF = update.T if model_name == "tiny-gpt2" else update  # Conv1D stores [in, out]
+                update_DF = as_stored(model_name, update)
                 for side, ours in zip(("out", "in"), contract(update_DF), strict=True):
                     error = relative_error(ours, tensors[f"step{number}.update.layer{layer}.{side}"])
                     assert error < 1e-8, f"{where}: update off by {error:.1e}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from golden_data import GOLDEN_MODELS, golden_case, golden_names
+from golden_models import as_stored
 from parity import golden_requests, relative_error
 from parity_layers import contract
 
@@ -64,7 +65,7 @@ def test_a_whole_edit_rewrites_the_units_of_the_release(model_name, name, golden
     if len(tokenizer(case["target_new"])["input_ids"]) > 1:
         return
     for weight, update in delta.weights().items():
-        rows = update if model_name == "tiny-gpt2" else update.T
+        rows = as_stored(model_name, update.T)
         units = [unit for layer, unit in case["neurons"] if f".{layer}." in weight]
         for side, ours in zip(("out", "in"), contract(rows[units]), strict=True):
             assert relative_error(ours, tensors[f"rows.{weight}.{side}"]) < 1e-5, weight

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from golden_data import GOLDEN_MODELS, golden_case, golden_names
+from golden_models import as_stored
 from parity import golden_requests, relative_error, token_nll
 from parity_layers import check_intermediates, check_single_losses, contract, memit_config, step_tensors
 
@@ -47,8 +48,7 @@ def test_a_joint_batch_gives_the_numbers_of_the_release(model_name, variant, dty
     for index, (layer, norm) in enumerate(case["steps"][0]["delta_fro"].items()):
         update = delta.weights()[case["edited_weights"][index]]
         expected = tensors[f"resid.layer{layer}"] @ tensors[f"adj_k.layer{layer}"].T
-        if model_name == "tiny-gpt2":  # Conv1D stores [in, out]
-            expected = expected.T
+        expected = as_stored(model_name, expected)
         assert relative_error(update, expected) < 5e-5
         assert float(update.norm()) == pytest.approx(norm, rel=1e-5)
 
@@ -87,7 +87,7 @@ def test_a_stream_with_carried_keys_is_that_of_the_aligned_release(model_name, n
             assert relative_error(delta.intermediates["z"], own["z"]) < (5e-6 if number else 1e-8)
             assert relative_error(delta.stream_state[f"keys.layer{layer}"].T, own[f"keys_after.layer{layer}"]) < 5e-6
             (update,) = delta.weights().values()
-            update_DF = update.T if model_name == "tiny-gpt2" else update  # Conv1D stores [in, out]
+            update_DF = as_stored(model_name, update)
             for side, ours in zip(("out", "in"), contract(update_DF), strict=True):
                 error = relative_error(ours, own[f"update.layer{layer}.{side}"])
                 assert error < 5e-6, f"{model_name} step {number}: update off by {error:.1e}"

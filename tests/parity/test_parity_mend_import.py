@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from golden_data import GOLDEN_MODELS, golden_case, golden_json, golden_names, golden_tensors
+from golden_models import as_stored
 from parity import golden_requests, relative_error, token_nll
 from parity_layers import contract
 from safetensors.torch import save_file
@@ -50,7 +51,7 @@ def test_edits_are_those_of_the_release(name, imported, golden_model):
     weights = delta.weights()
     assert sorted(weights) == sorted(case["inner_params"])
     for weight, update in weights.items():
-        update_DF = update.T if model_name == "tiny-gpt2" else update  # Conv1D stores [in, out]
+        update_DF = as_stored(model_name, update)
         assert float(update_DF.double().norm()) == pytest.approx(case["norms"][weight], rel=UPDATE_BOUND)
         for side, ours in zip(("out", "in"), contract(update_DF), strict=True):
             assert relative_error(ours, tensors[f"{weight}.{side}"]) < UPDATE_BOUND, f"{weight} {side}"

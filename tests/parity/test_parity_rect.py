@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from golden_data import GOLDEN_MODELS, golden_case, golden_covariance
+from golden_models import as_stored
 from parity import golden_requests, relative_error, rome_config, token_nll
 from parity_layers import memit_config, step_tensors
 
@@ -46,7 +47,7 @@ def test_rect_on_rome_keeps_the_same_entries_as_the_release(model_name, golden_m
         assert int((update != 0).sum()) == case["kept"]
         _, factors = golden_case("rome", model_name, f"cov-edit{number}")
         expected = torch.outer(factors["v"], factors["u"])
-        expected = expected.T if model_name == "tiny-gpt2" else expected
+        expected = as_stored(model_name, expected)
         both = mask & (update != 0)
         assert relative_error(update[both], expected[both]) < 5e-4, where
         assert float(update.norm()) == pytest.approx(case["norm"], rel=1e-3)
@@ -65,7 +66,7 @@ def test_rect_on_memit_keeps_the_same_entries_as_the_release(model_name, golden_
             update = delta.weights()[weight]
             mask = check_mask(update, tensors[f"delta_weight.layer{layer}.mask"], where)
             expected = factors[f"resid.layer{layer}"] @ factors[f"adj_k.layer{layer}"].T
-            expected = expected.T if model_name == "tiny-gpt2" else expected
+            expected = as_stored(model_name, expected)
             both = mask & (update != 0)
             assert relative_error(update[both], expected[both]) < 5e-5, where
             assert float(update.norm()) == pytest.approx(case["steps"][0]["delta_fro"][str(layer)], rel=1e-4)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from golden_data import golden_case, golden_covariance, golden_json, golden_names
+from golden_models import as_stored
 from parity import golden_requests, relative_error, rome_config
 
 from edit_hooks import Delta, EditRequest, edited, load_editor
@@ -42,7 +43,7 @@ def write_stream(
             history += editor.edit(model, tokenizer, [EditRequest(**record)], history=history)
             applied.enter_context(edited(model, history[-1]))
     total = sum(delta.weights()[case["edited_weight"]].double() for delta in history)
-    return total.T if model_name == "tiny-gpt2" else total  # Conv1D stores [in, out]
+    return as_stored(model_name, total)
 
 
 @pytest.mark.parametrize(("model_name", "name"), golden_names("simie"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from golden_data import golden_case, golden_covariance
+from golden_models import as_stored
 from parity import relative_error
 
 from edit_hooks import Delta, EditRequest, load_editor
@@ -61,7 +62,7 @@ def test_a_stream_equals_the_batch_of_the_release(model_name, editor, steps, gol
                 history += instance.edit(model, tokenizer, chosen, joint=True, history=history, measure=False)
                 applied.add(history[-1])
         (update,) = Delta.summed(history).weights().values()
-        return update.T if model_name == "tiny-gpt2" else update  # Conv1D stores [in, out]
+        return as_stored(model_name, update)
 
     error = relative_error(total(steps, stream="exact"), batch_DF)
     assert error < 1e-10, f"{model_name} {editor}: off by {error:.1e}"

@@ -7,6 +7,7 @@ import contextlib
 import pytest
 import torch
 from golden_data import golden_case, golden_names
+from golden_models import as_stored
 from parity import relative_error
 
 from edit_hooks import Delta, EditRequest, edited, load_editor
@@ -36,7 +37,7 @@ def test_ultraedit_gives_the_updates_of_the_release(model_name, name, golden_mod
             for weight, update in delta.weights().items():
                 where = f"{model_name} {name} step {number} {weight}"
                 module = weight.removesuffix(".weight")
-                update = update.T if model_name == "tiny-gpt2" else update  # Conv1D stores [in, out]
+                update = as_stored(model_name, update)
                 across, along = update.double() @ probe(update.shape[1]), probe(update.shape[0]) @ update.double()
                 assert relative_error(across, tensors[f"step{number}.{module}.out"]) < UPDATE_BOUND, where
                 assert relative_error(along, tensors[f"step{number}.{module}.in"]) < UPDATE_BOUND, where
