@@ -15,7 +15,7 @@
 As released: the means run over padded positions, too (rows are padded on the right, by the tokenizer's padding token);
 parameters of norms have no weight decay; AdamW moves every weight by about its rate at first, whatever the loss, and
 shrinks all others by ``fit_weight_decay`` times the rate per step. A parameter without effect, as the bias of
-attention's keys, moves at that rate, too, by rounding (``fit_eps``). The release draws 20 sentences of Alpaca anew for
+attention's keys, moves at that rate, too, by rounding (``fit_eps``). The release draws 20 sentences of Alpaca for
 every batch; here ``preserved_texts`` are the same for all edits.
 
 Weights are trained in float32 and computed with in the model's dtype.

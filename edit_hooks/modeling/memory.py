@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 MEMINFO = Path("/proc/meminfo")  # of Linux
-PARKED_SHARE = 8  # what waits on a GPU for its use takes at most one part in so many of the free memory
+PARKED_SHARE = 8  # what waits on a GPU for its use takes at most an eighth of the free memory
 EIGENVECTOR_COPIES = 5  # float64 matrices at once: the matrix, its eigenvectors, and workspace
 
 

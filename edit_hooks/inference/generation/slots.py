@@ -48,7 +48,7 @@ from edit_hooks.utils.logs import get_logger
 log = get_logger("lm_eval.edited_hf")
 
 STEPS_AHEAD = 2  # that are started before the tokens of a step are read
-REFILLED_SHARE = 8  # slots are refilled when one in so many is free: a prefill of one row takes as long as a step
+REFILLED_SHARE = 8  # slots are refilled when an eighth is free: a prefill of one row takes as long as a step
 MIN_COLUMNS = 64
 RECORDED = "decoding"
 KINDS_OF_LAYERS = {"full_attention", "sliding_attention"}

@@ -75,7 +75,7 @@ class IndependentEdits:
         self.config = resolve_with_store(model, tokenizer, editor, store, identity)
         self._edits: dict[str, Delta | FailedEdit] = {}
         self._large = LargeEdits(store)
-        self._num_expected = 0  # edits that the store is about to get, until it is told
+        self._num_expected = 0  # edits to come that the store has not been told of
         self._batch_size = BATCH_ON_GPU if next(model.parameters()).is_cuda else BATCH
 
     def in_order(self, groups: Sequence[RequestGroup]) -> Iterator[Delta | FailedEdit]:

@@ -14,7 +14,7 @@ from edit_hooks.store.store import Description, Store
 # Edits that stay in memory, in bytes. On Llama 3 8B one dense update of an MLP output has 235 MB in float32, a side
 # memory 54 MB, so a few hundred cases would fill any machine.
 MOST_BYTES = 4 * 2**30
-GPU_SHARE = 4  # edits that wait on a GPU take at most one part in so many of its free memory
+GPU_SHARE = 4  # edits that wait on a GPU take at most a quarter of its free memory
 # The same for the steps of a stream, of which there can be hundreds of thousands: only later passes read them.
 MOST_STREAM_BYTES, MOST_STREAM_EDITS = 2**28, 1000
 

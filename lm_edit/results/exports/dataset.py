@@ -49,7 +49,7 @@ def export_dataset(paths: Source, out: Path, options: ExportOptions) -> ExportRe
 
 
 def _plain(frame: pd.DataFrame, described: dict[str, tuple[str, str]]) -> pd.DataFrame:
-    """The table with one type per column: values of several types are JSON texts, and "" where there is none."""
+    """The table with one type per column: values of several types are JSON texts, missing ones the empty text."""
     texts = [name for name, (kind, _) in described.items() if kind in (MAPPING, VALUE)]
     return frame.assign(**{name: [_text(value) for value in frame[name]] for name in texts})
 
