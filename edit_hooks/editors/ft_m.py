@@ -361,12 +361,13 @@ class _SideBySide(Generic[FTConfigT]):
             return loss_E.sum(), loss_E
 
         names = ("lr", "weight_decay", "norm_constraint", "early_stop_loss")
-        key = ("fine-tuning", *copies.leaves, *(getattr(config, name) for name in names))
+        key = (*copies.leaves, *(getattr(config, name) for name in names))
         reads = [forward.rows, forward.rows.counts_L(), forward.outputs, forward.positions, copies.own_start]
         steps = FixedSteps(
             self.job.model,
             self.optimizer,
             evaluate,
+            "fine-tuning",
             key,
             reads,
             after_step=lambda: copies.project(config.norm_constraint),

@@ -329,7 +329,7 @@ def _train(
         return loss_R.sum(), loss_R
 
     reads = [rows, rows.counts_L(), is_replaced_RT1]
-    steps = FixedSteps(model, optimizer, evaluate, ("grace", name, rows.first_block, config.lr), reads)
+    steps = FixedSteps(model, optimizer, evaluate, "grace", (name, rows.first_block, config.lr), reads)
     losses = steps.run(config.num_steps)
     return values_RD.detach(), torch.stack(losses)
 

@@ -283,10 +283,10 @@ class _Training:
                 noise[number].uniform_(generator=generator)
 
         names = ("num_steps", "lr", "weight_decay", "alpha", "dropout", "orthogonality")
-        key = ("lora", *self.names, *(getattr(config, name) for name in names))
+        key = (*self.names, *(getattr(config, name) for name in names))
         reads = [self.written and list(self.written.values()), [group.reads for group in groups]]
         noise = [buffer for source in sources for buffer in source.buffers]
-        steps = FixedSteps(self.model, optimizer, evaluate, key, reads, noise)
+        steps = FixedSteps(self.model, optimizer, evaluate, "lora", key, reads, noise)
         history = steps.run(config.num_steps, draw if sources else None)
         with torch.no_grad():
             history.append(torch.cat(self._losses(groups, is_training=False)))

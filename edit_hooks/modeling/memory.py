@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import nn
 MEMINFO = Path("/proc/meminfo")  # of Linux
 PARKED_SHARE = 8  # what waits on a GPU for its use takes at most an eighth of the free memory
 EIGENVECTOR_COPIES = 5  # float64 matrices at once: the matrix, its eigenvectors, and workspace
+# Memory of recorded steps (:mod:`edit_hooks.modeling.device.recording`), which the allocator gives to nothing else.
+graph_bytes: Counter[torch.device] = Counter()
 
 
 def weight_bytes(model: nn.Module) -> int:
@@ -51,7 +54,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 def free_cuda_bytes(device: torch.device) -> int:
     """Free memory of a GPU, with what PyTorch's allocator holds of it and does not use."""
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) - graph_bytes[device]
     return torch.cuda.mem_get_info(device)[0] + unused
 
 

@@ -82,7 +82,7 @@ class _Operations(TorchDispatchMode):
         for operation, args, kwargs, result in self.records:
             arguments = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             if operation is not torch.ops.aten.lift_fresh.default:
-                read += [one for one in arguments if _place(one) not in places and one.dim()]
+                read += [one for one in arguments if _place(one) not in places]
             made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
             places.update(map(_place, made + read))
         return read
@@ -113,6 +113,7 @@ def recorded_on_a_cpu(error: Exception | None = None) -> Iterator[OperationRecor
         mock.patch.object(recording, "_recorded", recorder.check(recording._recorded)),
         mock.patch.object(recording, "_recordings", type(recording._recordings)()),
         mock.patch.object(recording, "_refused", type(recording._refused)()),
+        mock.patch.object(recording, "_too_large", type(recording._too_large)()),
     ):
         yield recorder
     assert not recorder.unnamed, f"steps read {len(recorder.unnamed)} tensors that their recordings were not given"

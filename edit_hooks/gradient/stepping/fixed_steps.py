@@ -35,6 +35,7 @@ class FixedSteps:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         evaluate: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+        kind: str,
         key: Hashable,
         reads: Any,
         noise: Sequence[torch.Tensor] = (),
@@ -45,14 +46,14 @@ class FixedSteps:
 
         Args:
             evaluate: the loss to be minimized, and the losses [R] to be recorded.
-            key: settings that a step depends on.
+            kind: name of these steps. key: settings that they depend on.
             reads: the tensors that ``evaluate`` reads, besides the trained ones and the model
                 (:func:`~edit_hooks.modeling.device.recording.tensors_in`).
             after_step: changes what is trained, in place; it must change nothing if called again.
             stop_below: no step follows a loss below it; for a single loss and a fused optimizer.
         """
         self.model, self.optimizer, self.evaluate = model, optimizer, evaluate
-        self.key, self.reads, self.noise = key, reads, list(noise)
+        self.kind, self.key, self.reads, self.noise = kind, key, reads, list(noise)
         self.leaves: list[torch.Tensor] = [leaf for group in optimizer.param_groups for leaf in group["params"]]
         self.after_step, self.stop_below = after_step, stop_below
         self.losses_R: torch.Tensor | None = None
@@ -113,7 +114,7 @@ class FixedSteps:
 
     def _is_recorded(self, num_steps: int) -> bool:
         device = self.leaves[0].device
-        return num_steps > FEWEST_RECORDED and runs_ahead(device) and records(self.model, device)
+        return num_steps > FEWEST_RECORDED and runs_ahead(device) and records(self.model, device, self.kind)
 
     def _recorded(self) -> tuple[Step, list[torch.Tensor]]:
         """What runs a step from now on, and the leaves that it trains."""
@@ -124,7 +125,7 @@ class FixedSteps:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch's, of steps that could be recorded and are not
             self._make_recordable(True)
-            recording = recording_of(self.model, self.key, self._launch, tensors, results)
+            recording = recording_of(self.model, self.kind, self.key, self._launch, tensors, results)
         if recording is None:
             self._make_recordable(False)
             return self._launch, self.leaves

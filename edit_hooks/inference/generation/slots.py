@@ -247,7 +247,7 @@ class _SlotBatch:
         def step() -> None:
             self.advance(edits, head)
 
-        recording = recording_of(self.model, RECORDED, step, tensors, tensors[:1], RECORDED)
+        recording = recording_of(self.model, RECORDED, None, step, tensors, tensors[:1])
         if recording is not None:
             self.states_BD, self.tokens_B, self.ids_B, self.length_B, *rest = recording.tensors
             self.slot_B, self.first_B, self.column_C, *caches = rest

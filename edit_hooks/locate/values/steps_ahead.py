@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from edit_hooks.locate.values.suffix_forward import SuffixForward
+from edit_hooks.locate.values.suffix_forward import RECORDED, SuffixForward
 from edit_hooks.locate.values.value_batch import ValueForward
 from edit_hooks.locate.values.value_steps import (
     AdamState,
@@ -165,7 +165,7 @@ class _Batch:
         constant = [state.v0_norm_E, state.original, self.mean, self.scale_S, self.correction_S]
         tensors = tensors_in([moving, forward.step_tensors(), constant])
         key = (forward.layer, forward.site, settings, self.max_logits)
-        recording = recording_of(forward.model, key, lambda: self._launch(1), tensors, moving[:4])
+        recording = recording_of(forward.model, RECORDED, key, lambda: self._launch(1), tensors, moving[:4])
         if recording is not None:
             state.delta_ED, state.first_ED, state.second_ED, self.losses_EP, *_ = recording.tensors
             self.replay = recording.replay

@@ -18,12 +18,12 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from edit_hooks.modeling.memory import free_bytes
+from edit_hooks.modeling.memory import free_bytes, graph_bytes
 from edit_hooks.utils.errors import first_line
 from edit_hooks.utils.logs import get_logger
 
@@ -38,7 +38,6 @@ TOLERANCE = 0.05
 WAITED = "called a synchronizing CUDA operation"  # PyTorch's warning
 COPIES = 4  # of its tensors: itself, the contents before and after a trial, gradients
 
-EDITS = "edits"  # the kind of their steps
 Step = Callable[[], None]
 
 
@@ -73,8 +72,8 @@ class CudaRecorder:
         with torch.cuda.device(device):
             place = self._places.get(model)
             if place is None or place.device != device:
-                place = self._places[model] = _Place(device, torch.cuda.graph_pool_handle(), torch.cuda.Stream())
-            own, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+                place = self._places[model] = _Place(device)
+            own, graph, pool = torch.cuda.current_stream(), torch.cuda.CUDAGraph(), place.current_pool()
             # The run before the capture is on its stream, so that workspaces of libraries are there already.
             place.stream.wait_stream(own)
             try:
@@ -82,22 +81,66 @@ class CudaRecorder:
                     step()
             finally:  # also after an error: what it launched still writes into the tensors that are set back now
                 own.wait_stream(place.stream)
-            options: dict[str, Any] = {"pool": place.pool, "stream": place.stream}
             try:
                 # thread_local: other threads of the process (data loaders, NCCL's watchdog) may call CUDA meanwhile
-                with torch.cuda.graph(graph, **options, capture_error_mode="thread_local"):
+                with torch.cuda.graph(graph, pool=pool, stream=place.stream, capture_error_mode="thread_local"):
+                    before = torch.cuda.memory_reserved(device)
                     step()
+                    num_bytes = torch.cuda.memory_reserved(device) - before
+            except BaseException:
+                _forget_capture(device, pool)
+                raise
             finally:
                 torch.cuda.set_stream(own)  # the scope above stays on its stream if the capture became invalid
+            place.keep(graph, num_bytes)
         return graph.replay
 
 
-class _Place(NamedTuple):
-    """Where the steps of a model are recorded."""
+class _Place:
+    """Where the steps of a model are recorded: a stream, and the memory that the graphs share.
 
-    device: torch.device
-    pool: Any
-    stream: torch.cuda.Stream
+    The memory ends with the last graph in it: PyTorch refuses to record into it again.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.stream = device, torch.cuda.Stream()
+        self._pool: Any = None
+        self._num_graphs = self._num_bytes = 0
+
+    def current_pool(self) -> Any:
+        """The pool of the graphs that exist, or a new one."""
+        if not self._num_graphs:
+            self._pool = torch.cuda.graph_pool_handle()
+        return self._pool
+
+    def keep(self, graph: torch.cuda.CUDAGraph, num_bytes: int) -> None:
+        """Count a graph while it exists, and the memory by which it made the pool larger."""
+        self._num_graphs += 1
+        self._count(num_bytes)
+        weakref.finalize(graph, self._leave).atexit = False
+
+    def _leave(self) -> None:
+        self._num_graphs -= 1
+        if not self._num_graphs:  # the memory of single graphs stays in the pool for the others
+            self._count(-self._num_bytes)
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        graph_bytes[self.device] += num_bytes
+
+
+def _forget_capture(device: torch.device, pool: Any) -> None:
+    """Undo a capture that failed, where PyTorch before 2.13 does not.
+
+    Its allocator goes on as if the capture were under way and refuses to give memory back; its generator of random
+    numbers refuses to draw. The functions raise if there is nothing to undo.
+    """
+    for name in ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"):  # since 2.8, before
+        with contextlib.suppress(AttributeError, RuntimeError):
+            getattr(torch._C, name)(device.index, pool)
+    with contextlib.suppress(RuntimeError):
+        generator = torch.cuda.default_generators[device.index]
+        generator.graphsafe_set_state(generator.clone_state())
 
 
 @contextlib.contextmanager
@@ -128,18 +171,23 @@ class Recording:
 
     Attributes:
         tensors: all tensors that it reads or writes, except for those of the model. results: some of them.
+        graph: replays the step; the tensors must be there.
         is_tried: whether a replay with other contents has agreed with the step.
     """
 
     tensors: list[torch.Tensor]
     results: list[torch.Tensor]
-    replay: Step
+    graph: Step
     is_tried: bool = False
+
+    def replay(self) -> None:
+        """Run the step. Who keeps this method keeps the tensors, also when the recording was dropped."""
+        self.graph()
 
     @property
     def size(self) -> int:
         """Bytes of the tensors."""
-        return sum(tensor.nbytes for tensor in self.tensors)
+        return _num_bytes(self.tensors)
 
     def load(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy the contents of other tensors, in the same order and of the same shapes."""
@@ -149,10 +197,18 @@ class Recording:
 
 
 _recordings: weakref.WeakKeyDictionary[nn.Module, OrderedDict[Hashable, Recording]] = weakref.WeakKeyDictionary()
-_refused: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()  # kinds of steps
+# Kind of steps -> why it is not recorded for a model.
+_refused: weakref.WeakKeyDictionary[nn.Module, dict[str, str]] = weakref.WeakKeyDictionary()
+# The smallest size, in bytes, that did not fit when it was recorded.
+_too_large: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
 
-def records(model: nn.Module, device: torch.device, kind: str = EDITS) -> bool:
+def refusals(model: nn.Module) -> dict[str, str]:
+    """Kinds of steps whose recording failed for a model, and why."""
+    return dict(_refused.get(model, {}))
+
+
+def records(model: nn.Module, device: torch.device, kind: str) -> bool:
     """Whether steps of a kind are recorded for a model.
 
     They are not where other code takes part in its passes, whose state a recording would freeze: hooks, forwards of
@@ -172,24 +228,24 @@ def records(model: nn.Module, device: torch.device, kind: str = EDITS) -> bool:
 @torch.no_grad()
 def recording_of(
     model: nn.Module,
+    kind: str,
     key: Hashable,
     step: Step,
     tensors: list[torch.Tensor],
     results: list[torch.Tensor],
-    kind: str = EDITS,
 ) -> Recording | None:
     """The recording of a step, loaded with the contents of its tensors; ``None`` if it cannot be recorded or kept.
 
     Args:
+        kind: of step; after a failure the model's steps of this kind are not recorded any more.
         key: everything besides shapes and weights that the step depends on.
         step: works on ``tensors`` in place.
         results: those of them that it changes, in which a replay must agree with the step.
-        kind: of step; after a failure the model's steps of this kind are not recorded any more.
     """
     key = (kind, key, _weights_key(model), torch.get_float32_matmul_precision(), _shapes(tensors))
     known = _recordings.setdefault(model, OrderedDict())
     recording = known.get(key)
-    if recording is None and not _fits(tensors):
+    if recording is None and not _fits(model, tensors):
         return None
     try:
         if recording is None:
@@ -197,11 +253,17 @@ def recording_of(
         elif not recording.is_tried:
             _try(recording, step, tensors, results)
             recording.is_tried = True
+    except torch.OutOfMemoryError:
+        _too_large[model], recording = _num_bytes(tensors), None
+        log.info("A step of %s is not recorded: its memory is short.", type(model).__name__)
     except Exception as error:  # of any kind: a model's own code runs inside
-        _refused.setdefault(model, set()).add(kind)
+        _refused.setdefault(model, {})[kind] = first_line(error)
         for failed in [other for other in known if isinstance(other, tuple) and other[0] == kind]:
             del known[failed]
-        log.warning("Steps of %s are not recorded for %s: %s", kind, type(model).__name__, first_line(error))
+        log.warning("Steps of %s are not recorded for %s: %s", kind, type(model).__name__, _refused[model][kind])
+        return None
+    if recording is None:  # here the exception is gone, and with it the frames that hold tensors
+        release_memory()
         return None
     known[key] = recording
     known.move_to_end(key)
@@ -217,10 +279,14 @@ def release_memory() -> None:
     torch.cuda.empty_cache()
 
 
-def _fits(tensors: Sequence[torch.Tensor]) -> bool:
+def _fits(model: nn.Module, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether a recording, and the copies while it is made and tried, take at most a quarter of the free memory."""
-    free = free_bytes(tensors[0].device)
-    return free is None or COPIES * sum(tensor.nbytes for tensor in tensors) <= free // 4
+    free, size = free_bytes(tensors[0].device), _num_bytes(tensors)
+    return (free is None or COPIES * size <= free // 4) and size < _too_large.get(model, size + 1)
+
+
+def _num_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def _recorded(model: nn.Module, step: Step, tensors: list[torch.Tensor], results: list[torch.Tensor]) -> Recording:

@@ -106,7 +106,7 @@ def test_gradients_have_the_layout_of_what_is_trained():
             loss_R = ((x @ leaf.mT - target) ** 2).sum((1, 2))
             return loss_R.sum(), loss_R
 
-        FixedSteps(torch.nn.Linear(1, 1), optimizer, evaluate, "key", []).run(3)
+        FixedSteps(torch.nn.Linear(1, 1), optimizer, evaluate, "training", None, []).run(3)
         trained.append(leaf.detach())
     torch.testing.assert_close(*trained)
 
