@@ -60,6 +60,7 @@ MORE: dict[str, EditorRow] = {
     "prune": EditorRow("edit_hooks.editors.prune:PRUNE"),
     "revive": EditorRow("edit_hooks.editors.revive:REVIVE"),
     "nas": EditorRow("edit_hooks.editors.nas:NAS"),
+    "suit": EditorRow("edit_hooks.editors.suit:SUIT"),
     "loc_ft": EditorRow("edit_hooks.editors.loc_ft:LocFT"),
     "loc_ft_crispedit": EditorRow("edit_hooks.editors.loc_ft:LocFTCrispEdit"),
     "crisp_edit": EditorRow("edit_hooks.editors.crisp_edit:CrispEdit"),

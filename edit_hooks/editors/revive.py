@@ -21,7 +21,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -33,6 +33,7 @@ from edit_hooks.deltas.apply import read_parameter
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import largest_norm_ratio
 from edit_hooks.deltas.placement import beside_weights
+from edit_hooks.locate.moments.leading import EnergyOf, leading_vectors, without_directions
 from edit_hooks.locate.moments.stored_matrices import load_matrices, save_matrices
 from edit_hooks.locate.value_editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.modeling.fingerprint.tensor_hash import tensor_digest
@@ -63,7 +64,7 @@ class REVIVEConfig(WrapperConfig):
         within=SHARE_BELOW_ONE,
         default=0.5,
     )
-    energy_of: Literal["squares", "values"] = config_field(
+    energy_of: EnergyOf = config_field(
         "the energy is the sum of the squares of the singular values, or of the values", default="squares"
     )
 
@@ -83,31 +84,11 @@ class SingularVectors(NamedTuple):
     right_FK: torch.Tensor
 
     @classmethod
-    @torch.no_grad()
     def of(cls, weight: torch.Tensor, config: REVIVEConfig) -> SingularVectors:
-        """From the Gram matrix of the smaller side, in float64; returned on the CPU, float32 or wider."""
-        if weight.shape[0] > weight.shape[1]:
-            right, left = cls.of(weight.T, config)
-            return cls(left, right)
-        precise_DF = weight.detach().double()
-        squares_D, u_DD = torch.linalg.eigh(precise_DF @ precise_DF.T)  # ascending
-        num_kept = num_leading(squares_D.flip(0).clamp(min=0).sqrt(), config)
-        left_DK = u_DD.flip(1)[:, :num_kept]
-        right_FK = torch.linalg.qr(precise_DF.T @ left_DK).Q  # the same span as that of the right vectors
+        """Computed in float64; returned on the CPU, float32 or wider."""
         dtype = at_least_float32(weight[:0]).dtype
+        left_DK, right_FK = leading_vectors(weight.detach(), config.energy, config.energy_of)
         return cls(left_DK.to("cpu", dtype).contiguous(), right_FK.to("cpu", dtype).contiguous())
-
-
-def num_leading(values: torch.Tensor, config: REVIVEConfig) -> int:
-    """The least number of singular values that hold the share ``energy``.
-
-    Args:
-        values: descending.
-    """
-    total = (values**2 if config.energy_of == "squares" else values).cumsum(0)
-    if config.energy == 0 or total[-1] == 0:
-        return 0
-    return int((total < config.energy * total[-1]).sum()) + 1
 
 
 def without_leading(update: UpdateT, vectors: SingularVectors) -> UpdateT:
@@ -116,8 +97,9 @@ def without_leading(update: UpdateT, vectors: SingularVectors) -> UpdateT:
     if isinstance(update, Factor):
         if update.transposed:
             left, right = right, left
-        return update._replace(left=_without(update.left, left), right=_without(update.right, right))
-    return _without(_without(update, left).T, right).T.contiguous()
+        left_side, right_side = without_directions(update.left.T, left).T, without_directions(update.right.T, right).T
+        return update._replace(left=left_side, right=right_side)
+    return without_directions(without_directions(update.T, left).T, right).contiguous()
 
 
 class REVIVE(PostProcessingEditor[REVIVEConfig]):
@@ -220,12 +202,6 @@ def _project(updates: dict[str, UpdateT], key: str, vectors: SingularVectors) ->
     before = _norm(updates[key])
     updates[key] = without_leading(updates[key], vectors)
     return _norm(updates[key]) / before if before else 1.0
-
-
-def _without(matrix: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
-    """(I - B B^T) M of an orthonormal basis B."""
-    directions = directions.to(matrix)
-    return matrix - directions @ (directions.T @ matrix)
 
 
 def _norm(update: Factor | torch.Tensor) -> float:

@@ -110,6 +110,14 @@ class LayerwiseUpdate:
         """Hook: the block whose output the residual of a layer is measured at."""
         return self.layers[-1]
 
+    def solved_keys(self, layer: int, keys_EF: torch.Tensor) -> torch.Tensor:
+        """Hook: the keys that the system of a layer has, and that later steps of a stream protect."""
+        return keys_EF
+
+    def key_facts(self, layer: int, keys_UF: torch.Tensor) -> dict[str, Any]:
+        """Hook: further diagnostics of a layer."""
+        return {}
+
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def read(self, layers: Sequence[int], last: int) -> Readings:
@@ -144,15 +152,16 @@ class LayerwiseUpdate:
         readings = self.read(sorted({layer, last}), last)
         keys_EF = readings.keys_EF[layer].double()
         change_ED = self.output_change(index, layer, readings)
+        solved_EF = self.solved_keys(layer, keys_EF)
         past = self.editor.carried_keys(self.model, self.config, () if exact else self.history, layer)
-        system = KeySystem(metric, past, keys_EF)
+        system = KeySystem(metric, past, solved_EF)
         for group, delta in zip(self.groups, self.deltas, strict=True):
             left_UD = change_ED[group]
             if exact:
                 requests = [self.requests[edit] for edit in group]
                 left_UD, right_UF, delta.stream_state = exact.step(keys_EF[group], left_UD, requests)
             else:
-                right_UF = system.right_factors(group, self.editor.ridge(metric, keys_EF[group], self.config))
+                right_UF = system.right_factors(group, self.editor.ridge(metric, solved_EF[group], self.config))
             self._add_factor(delta, layer, left_UD, right_UF)
             written_share = (keys_EF[group] * right_UF).sum(1).mean()  # s / (ridge + s) for a single edit
             delta.diagnostics.setdefault("layers", []).append(
@@ -161,11 +170,12 @@ class LayerwiseUpdate:
                     "update_norm_ratio": self._update_norm_ratio(delta, layer),
                     "written_share": float(written_share),
                     **metric.describe(),
+                    **self.key_facts(layer, keys_EF[group]),
                 }
             )
             if self.config.keep_intermediates:
                 delta.intermediates |= {
-                    f"keys.layer{layer}": keys_EF[group],
+                    f"keys.layer{layer}": solved_EF[group],
                     f"adj_k.layer{layer}": right_UF.T,
                     f"resid.layer{layer}": left_UD.T,
                 }
@@ -253,7 +263,7 @@ class LayerwiseUpdate:
             }
             if self.config.carry_keys and self.config.stream == "released":
                 for layer in self.layers:
-                    keys_UF = readings.keys_EF[layer][group]
+                    keys_UF = self.solved_keys(layer, readings.keys_EF[layer][group])
                     delta.stream_state |= self.editor.state_of_keys(self.job, layer, keys_UF)
                 delta.meta[FACTS] = [fact_of(self.requests[edit]) for edit in group]
             if self.config.keep_intermediates:

@@ -56,6 +56,7 @@ DEVIATIONS = [
     ),
     Deviation("pmet", "second_moments", "self", "C is collected on text sampled from the model (second_moments: self)"),
     Deviation("alphaedit", "second_moments", "self", "from text sampled from the model (second_moments: self)"),
+    Deviation("suit", "second_moments", "self", "from text sampled from the model (second_moments: self)"),
     Deviation("evk_edit", "second_moments", "self", "from text sampled from the model (second_moments: self)"),
     # An edit then needs no statistics at all.
     Deviation("bird", "second_moments", None, "second moments, which are off", ("gpt2-xl", "gpt-j-6b", "llama-2-7b")),

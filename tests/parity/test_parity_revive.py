@@ -13,7 +13,8 @@ from layered_edits import EDIT_REQUESTS, load_wide
 from edit_hooks import Delta, EditingError, edited, load_editor
 from edit_hooks.deltas.apply import read_parameter
 from edit_hooks.deltas.delta import Factor
-from edit_hooks.editors.revive import ORIGINALS, REVIVEConfig, SingularVectors, num_leading, without_leading
+from edit_hooks.editors.revive import ORIGINALS, REVIVEConfig, SingularVectors, without_leading
+from edit_hooks.locate.moments.leading import num_leading
 from edit_hooks.utils.storage.files import cache_root
 
 # Singular values 10, 5, 1; u_1 = (3, 4, 0) / 5 and v_1 = e_1.
@@ -46,7 +47,7 @@ def test_an_update_worked_by_hand(form):
 )
 def test_the_least_number_of_triplets_with_the_share(energy_of, energy, expected):
     values = torch.tensor([10.0, 5.0, 1.0], dtype=torch.float64)
-    assert num_leading(values, REVIVEConfig(energy=energy, energy_of=energy_of)) == expected
+    assert num_leading(values, energy, energy_of) == expected
 
 
 @pytest.mark.parametrize("shape", [(12, 20), (20, 12)])

@@ -54,6 +54,9 @@ from edit_hooks.modeling.memory import bytes_per_token, cache_bytes_per_token, f
 
 MakeEngine = Callable[[nn.Module, ValueBatch, int, Site], ValueForward]
 
+# Optimizes the offsets of a batch: forward passes, settings, bound on logits, terms, progress.
+Solve = Callable[[ValueForward, ValueSettings, int, Sequence[Term], Callable[[int], None]], list[OptimizedValue]]
+
 
 ENGINES: dict[str, MakeEngine] = {"fast": SuffixForward, "reference": ReferenceForward}
 
@@ -105,6 +108,7 @@ def optimize_values(
     limits: ValueLimits | None = None,
     progress: Callable[[int], None] | None = None,
     terms: TermMaker | None = None,
+    solve: Solve | None = None,
 ) -> list[OptimizedValue]:
     """Solve the value problems of independent edits.
 
@@ -114,6 +118,7 @@ def optimize_values(
         limits: batch sizes; chosen for the device by default.
         progress: called with the number of edits finished since the last call.
         terms: makes additional loss terms.
+        solve: optimizes a batch; by default Adam on the offsets, as above.
 
     Returns:
         One :class:`OptimizedValue` per problem, in the same order.
@@ -123,9 +128,8 @@ def optimize_values(
     if engine == "reference":
         limits = dataclasses.replace(limits, max_edits=1)
     values: dict[int, OptimizedValue] = {}
-    solve = _solve
-    if engine == "fast" and runs_ahead(input_device(inner)):
-        solve = solve_ahead
+    if solve is None:
+        solve = solve_ahead if engine == "fast" and runs_ahead(input_device(inner)) else _solve
     with frozen(inner):
         for chunk in split_problems(problems, limits):
             chunk_terms = terms(chunk) if terms is not None else ()
