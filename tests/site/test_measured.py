@@ -103,14 +103,42 @@ def test_the_kept_findings_are_runs_of_their_plan() -> None:
 def test_the_kept_ablations_are_runs_of_their_plan_and_the_page_has_their_numbers() -> None:
     """The text of the page quotes cells of its table."""
     wanted, found = set(planned(find_plan("two_way_ablations"))), list(made(ABLATIONS))
-    assert set(found) <= wanted and len(found) == len(set(found)) == 9 * 4
+    assert len(found) == len(set(found)) == 19 * 4 and {one[:2] for one in found} == {one[:2] for one in wanted}
     cells = {name: {heading: cell.value for heading, cell in own.items()} for name, own in ablations().items()}
-    assert list(cells)[:2] == [UNEDITED, "two_way"] and len(cells) == 9
-    page = (ROOT / "docs/explain/two-way-parts.md").read_text(encoding="utf-8")
-    quoted = [("two_way", "RLS"), ("no locality term", "RLS"), ("two_way", "LS"), ("no locality term", "LS")]
-    values = ", ".join(f"{cells[name][heading]:.2f}" for name, heading in quoted)
-    assert "RLS is {} with it and {} without, LS {} and {}".format(*values.split(", ")) in page
-    assert cells["no cloze"] | {"RQS": 0.5} == cells["no cloze"] and cells["ice"]["RQS"] == cells["two_way"]["RQS"]
+    assert list(cells)[:2] == [UNEDITED, "two_way"] and len(cells) == 19
+    page = " ".join((ROOT / "docs/explain/two-way-parts.md").read_text(encoding="utf-8").split())
+
+    def quoted(text: str, *places: tuple[str, str]) -> None:
+        assert text.format(*(f"{cells[name][heading]:.2f}" for name, heading in places)) in page, text
+
+    parts = ("no cloze", "no link", "no question")
+    quoted(
+        "falls from {} to {} without `cloze`, to {} without `link`, and to {} without `question`. RLS rises with every "
+        "row that is left out ({}, {}, {})",
+        ("two_way", "RQS"),
+        *((name, "RQS") for name in parts),
+        *((name, "RLS") for name in parts),
+    )
+    spent = ("gate 0.05", "twelve blocks", "all prompts kept")
+    assert [cells[name]["RQS"] for name in spent] == [1.0] * 3
+    quoted("RLS {}, {}, {}. A higher gate (1), or one block", *((name, "RLS") for name in spent))
+    saved = ("gate 1", "one block")
+    assert [cells[name]["RQS"] for name in saved] == [pytest.approx(2 / 6)] * 2
+    for name in saved:
+        quoted("keep it (RLS {}) and answer two of six", (name, "RLS"))
+    quoted("At four steps RQS is {} and RLS {}", ("four steps", "RQS"), ("four steps", "RLS"))
+    assert all(min(own["RQS"], own["RLS"]) < 0.75 for own in cells.values())
+    bare = "no locality term"
+    quoted(
+        "RLS is {} with it and {} without, LS {} and {}; names alone and neighbors alone also have RLS {}",
+        *(("two_way", "RLS"), (bare, "RLS"), ("two_way", "LS"), (bare, "LS"), ("locality names only", "RLS")),
+    )
+    assert cells["locality names only"]["RLS"] == cells["locality neighbors only"]["RLS"]
+    heavy = "locality weight 10"
+    quoted("Weight 10 has RQS {}, RLS {} and LS {}", (heavy, "RQS"), (heavy, "RLS"), (heavy, "LS"))
+    turned = [name for name, own in cells.items() if own["RQS"] >= cells["ice"]["RQS"] and name != "ice"]
+    assert all(cells[name]["RLS"] < cells["ice"]["RLS"] and cells[name]["LS"] < cells["ice"]["LS"] for name in turned)
+    assert cells["ice"]["RQS"] == cells["two_way"]["RQS"]
     for name in ("no inverse rows", "ft_m"):
         assert (cells[name]["RQS"], cells[name]["RLS"]) == (0.0, 1.0)
     front = ablation_front()
