@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
+from edit_hooks.modeling.device.run_ahead import runs_ahead, without_attention_plans
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.token_lists import as_module_returns, token_list_of
 from edit_hooks.utils.scopes import NestedStates, undone
@@ -261,7 +262,7 @@ _flags: NestedStates[nn.Module, _Flags] = NestedStates()
 
 @contextlib.contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without parameter gradients; everything is restored on exit."""
+    """Evaluation mode without parameter gradients, and attention for many shapes; everything is restored on exit."""
     flags = _Flags(
         [(parameter, parameter.requires_grad) for parameter in model.parameters()],
         [(module, module.training) for module in model.modules()],
@@ -272,5 +273,9 @@ def frozen(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(False)
         model.eval()
 
-    with _flags.changed(model, flags, freeze, _Flags.restore):
+    on_gpu = any(runs_ahead(parameter.device) for parameter, _ in flags.parameters)
+    with (
+        _flags.changed(model, flags, freeze, _Flags.restore),
+        without_attention_plans() if on_gpu else contextlib.nullcontext(),
+    ):
         yield

@@ -7,7 +7,12 @@ there and read copies one step late.
 
 from __future__ import annotations
 
+import contextlib
+from types import ModuleType
+
 import torch
+
+from edit_hooks.utils.scopes import NestedStates
 
 KINDS = {"cuda"}  # of devices that run ahead
 
@@ -15,6 +20,21 @@ KINDS = {"cuda"}  # of devices that run ahead
 def runs_ahead(device: torch.device) -> bool:
     """Whether loops on a device should not read its values in every step."""
     return device.type in KINDS
+
+
+# Whether fused attention may be that of cuDNN, which is a setting of the process.
+_attention: NestedStates[ModuleType, bool] = NestedStates()
+
+
+def without_attention_plans() -> contextlib.AbstractContextManager[None]:
+    """Scope in which fused attention is not that of cuDNN.
+
+    PyTorch prefers it in 16 bits on an H100 or B200, and it plans for every new shape: 0.4 s forward and 0.6 s backward
+    on a B200 (modelscope/FunASR, issue 3704). Edits and questions are of new shapes all the time.
+    """
+    settings = torch.backends.cuda
+    allow = settings.enable_cudnn_sdp
+    return _attention.changed(settings, settings.cudnn_sdp_enabled(), lambda: allow(False), allow)
 
 
 class LateRead:

@@ -39,6 +39,7 @@ NAME, FUSED_NAME = "cached_prefix", "cached_prefix_fused"
 # The attention implementation of a decoder, while this one is in its place.
 _implementations: NestedStates[nn.Module, str] = NestedStates()
 
+MASK_STEP = 16  # numbers, of which the rows of a mask have multiples in memory
 PREFIX = "prefix_keys_values"  # attribute of the keys that a `_PrefixLayer` returns
 FOLDED = "folded_mask"  # attribute of a mask that the layers of a pass share: the mask of their fused product
 
@@ -158,8 +159,10 @@ def _folded_mask(mask_R1SC: torch.Tensor, share: int, dtype: torch.dtype) -> tor
     folded: torch.Tensor | None = getattr(mask_R1SC, FOLDED, None)
     if folded is None:
         is_seen = mask_R1SC | ~mask_R1SC.any(-1, keepdim=True)
-        # sdpa would make such a mask of a boolean one in every layer
+        # In every layer sdpa would make such a mask of a boolean one, and would copy one whose rows are not aligned.
+        columns = is_seen.shape[-1]
         folded = torch.zeros_like(is_seen, dtype=dtype).masked_fill_(~is_seen, -torch.inf).repeat(1, 1, share, 1)
+        folded = nn.functional.pad(folded, (0, -columns % MASK_STEP))[..., :columns]
         setattr(mask_R1SC, FOLDED, folded)
     return folded
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from host_reads import ahead_on_a_cpu
 from state import assert_same_state
 from torch import nn
 from value_problems import each_model, loaded
@@ -109,6 +110,20 @@ def test_replaced_forwards_come_back_also_after_an_error():
     with forward_replaced(module, lambda x: x):
         assert module(3) == 3
     assert vars(module)["forward"] is wrapped
+
+
+def test_frozen_takes_no_attention_that_plans_for_every_shape(tiny_model):
+    """On a GPU, where PyTorch may prefer that of cuDNN; the setting of the process is restored."""
+    model, is_allowed = tiny_model("llama"), torch.backends.cuda.cudnn_sdp_enabled
+    assert is_allowed()
+    with frozen(model):
+        assert is_allowed(), "on a CPU"
+    with ahead_on_a_cpu(), pytest.raises(KeyError), frozen(model):
+        with frozen(model):
+            assert not is_allowed()
+        assert not is_allowed()
+        raise KeyError
+    assert is_allowed()
 
 
 def test_frozen_restores_modes_and_flags(tiny_model, tiny_tokenizer):
