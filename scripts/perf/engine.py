@@ -28,7 +28,9 @@ With --table everything that the page "How fast" of the documentation shows is m
 
 Seconds per edit of the editors alone and 4, 16 and 64 together, their share of the rate of a large matrix product,
 joint edits of 16 to 1,000 requests, questions scored and continued under edits of their own, a covariance solve, peak
-memory, and where the time goes. Columns beside it: the plain loop, and numbers of EasyEdit from ``measured.json``.
+memory, and where the time goes. Columns beside it: the plain loop, and numbers of EasyEdit from ``measured.json``. The
+numbers with goals come first. With --save FILE.json each is saved as it ends, with FILE.md beside it, and the next call
+goes on; --minutes ends a call in time. ``gpu_session.py`` does this and runs the tests that need a GPU.
 
 The reference path computes every token of every row in every step, writes each edit into the weights and answers one
 question at a time with the model's own generate. Early stopping is off, so both paths run the same number of steps.
@@ -37,14 +39,19 @@ question at a time with the model's own generate. Early stopping is off, so both
 from __future__ import annotations
 
 import argparse
+import logging
+import math
 import multiprocessing
 import platform
 import resource
+import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from how_fast import SECTIONS, print_table
+from how_fast import SECTIONS
+from how_fast_parts import measure_all
+from how_fast_table import markdown
 from measured_model import SHAPES, Setup, load, load_requests, make_editor, time_seconds
 
 if TYPE_CHECKING:
@@ -273,14 +280,22 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--questions", type=int, default=256, help="--table: number of questions")
     parser.add_argument("--new-tokens", type=int, default=50, help="--table: tokens that each is continued by")
     parser.add_argument("--most-steps", type=int, default=0, help="--table: steps of all editors; 0: those of the rows")
+    parser.add_argument("--save", help="--table: JSON file of what was measured, which the next call goes on with")
+    parser.add_argument("--minutes", type=float, default=0.0, help="--table: begin nothing after these; 0: no bound")
     parser.add_argument("--operations-only", action="store_true", help="with --gradient: measure no seconds")
     return parser.parse_args()
 
 
 def main() -> None:
+    start = time.monotonic()
     args = parse_arguments()
     if args.table:
-        print_table(args)
+        logging.disable(logging.WARNING)  # edits of random weights rarely take
+        try:
+            results = measure_all(load(args), start + 60 * args.minutes if args.minutes else math.inf)
+        finally:
+            logging.disable(logging.NOTSET)
+        print(markdown(results.about, results.parts))
         return
     fast_job = {"edits": args.edits, "steps": args.steps}
     reference_job = {"edits": args.reference_edits, "steps": args.steps}

@@ -6,16 +6,14 @@ never gives memory back, the other modes of ``engine.py`` measure it, each in a 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
-from measured_model import Setup, distinct_requests, load, load_requests, time_seconds
+from measured_model import Setup, distinct_requests, load_requests, time_seconds
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
 NO_STOP = {"early_stop_loss": 1e-9}
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch")
 WARM_UP = 16  # joint requests
+MOST_RECORDED = 16  # edits made together, approximately: the steps of more are not recorded
 QUESTION_EDITS = 64  # edits behind the questions
 RATE_SIZES = {"cuda": 8192, "cpu": 1024}  # of the matrix product whose rate is the card's
 
@@ -61,7 +60,6 @@ EDITOR_ROWS = (
     EditorRow("r_rome", "r_rome", "25 steps, 21 templates", {"context_templates": "sampled_21", "num_steps": 25}),
 )
 JOINT_ROW = EditorRow("memit_joint", "memit", "6 templates, 20 steps", SAMPLED_6)
-RECORD_SWITCH = "LM_EDIT_RECORD_STEPS"
 SECTIONS = ("editors", "joint", "answers", "solves", "time")
 
 
@@ -165,7 +163,7 @@ def editor_action(
     def action(most: int | None = None) -> object:
         return editor.edit(setup.model, setup.tokenizer, requests[:most], joint=joint)
 
-    for _ in range(2 * (engine == "fast")):
+    for _ in range((1 if count > MOST_RECORDED else 2) * (engine == "fast")):
         action(WARM_UP if joint else None)
     return action
 
@@ -174,8 +172,10 @@ def operations_per_edit(setup: Setup, row: EditorRow) -> float:
     """Floating-point operations of one edit; matrix products alone, of steps that are not replayed."""
     from torch.utils.flop_counter import FlopCounterMode
 
+    from edit_hooks.modeling.device.recording import SWITCH
+
     action = editor_action(setup, row, 1)
-    with mock.patch.dict(os.environ, {RECORD_SWITCH: "0"}), FlopCounterMode(display=False) as counter:
+    with mock.patch.dict(os.environ, {SWITCH: "0"}), FlopCounterMode(display=False) as counter:
         action()
     return float(counter.get_total_flops())
 
@@ -227,16 +227,12 @@ def dense_edit(setup: Setup) -> Delta:
     return Delta(dense={name: 1e-6 * torch.randn(weight.shape, device=weight.device)})
 
 
-class AnswerTimes(NamedTuple):
-    """Scoring and continuing all questions."""
+def answer_times(setup: Setup, deltas: Sequence[Delta] | None) -> dict[str, float]:
+    """Measure scoring and continuing all questions under edits of their own, ``None``: without any.
 
-    scored: Measured
-    generated: Measured
-    tokens_per_second: float
-
-
-def answer_times(setup: Setup, deltas: Sequence[Delta] | None) -> AnswerTimes:
-    """Measure answers under edits of the questions' own, ``None``: without any."""
+    Returns:
+        Seconds to score and to continue them, tokens per second, and the peak memory on a GPU.
+    """
     from edit_hooks.inference.batching import limits_for
     from edit_hooks.inference.decoding import generate
     from edit_hooks.inference.scoring import score
@@ -247,7 +243,23 @@ def answer_times(setup: Setup, deltas: Sequence[Delta] | None) -> AnswerTimes:
     generate(model, setup.tokenizer, generate_jobs[:2], limits, lambda count: None)
     scored = measured(lambda: score(model, score_jobs, limits, lambda count: None))
     generated = measured(lambda: generate(model, setup.tokenizer, generate_jobs, limits, lambda count: None))
-    return AnswerTimes(scored, generated, len(generate_jobs) * setup.args.new_tokens / generated.seconds)
+    tokens = len(generate_jobs) * setup.args.new_tokens
+    peak = {} if generated.peak_bytes is None else {"peak_bytes": generated.peak_bytes}
+    return {
+        "scored": scored.seconds,
+        "seconds": generated.seconds,
+        "tokens_per_second": tokens / generated.seconds,
+        **peak,
+    }
+
+
+def decoding(setup: Setup) -> Callable[[], object]:
+    """An action that continues all questions without edits."""
+    from edit_hooks.inference.batching import limits_for
+    from edit_hooks.inference.decoding import generate
+
+    model, (_, jobs) = setup.model, question_jobs(setup, lambda index: None)
+    return lambda: generate(model, setup.tokenizer, jobs, limits_for(model), lambda count: None)
 
 
 def plain_generate_rate(setup: Setup) -> float:
@@ -288,26 +300,15 @@ def solve_times(setup: Setup) -> tuple[float, float]:
     return first, later
 
 
-def adapter_cases(setup: Setup) -> Iterator[tuple[str, list[Delta] | None]]:
-    """The kinds of edits under which questions are answered."""
+def adapter_cases(setup: Setup) -> Iterator[tuple[str, Callable[[], list[Delta] | None]]]:
+    """The kinds of edits under which questions are answered, and what makes them."""
     from edit_hooks.modeling.architectures import architecture_of, num_layers
 
     arch, layers = architecture_of(setup.model), num_layers(setup.model)
-    yield "no edit", None
-    dense = dense_edit(setup)
-    yield "one dense edit", [dense] * QUESTION_EDITS
-    yield "rank 1 in one module", low_rank_edits(setup, 1, [arch.rewrite_name(layers // 3)])
+    middle = [arch.rewrite_name(layers // 3)]
     five = [arch.rewrite_name(layer) for layer in range(layers // 6, layers // 6 + min(5, layers - layers // 6))]
-    yield f"rank 16 in {len(five)} modules", low_rank_edits(setup, 16, five)
-    yield "rank 64 in one module", low_rank_edits(setup, 64, [arch.rewrite_name(layers // 3)])
-
-
-def print_table(args: argparse.Namespace) -> None:
-    """Measure and print the wanted sections; warnings are off, since edits of random weights rarely take."""
-    from how_fast_table import HowFast
-
-    logging.disable(logging.WARNING)
-    try:
-        HowFast(load(args)).print()
-    finally:
-        logging.disable(logging.NOTSET)
+    yield "no edit", lambda: None
+    yield "one dense edit", lambda: [dense_edit(setup)] * QUESTION_EDITS
+    yield "rank 1 in one module", lambda: low_rank_edits(setup, 1, middle)
+    yield f"rank 16 in {len(five)} modules", lambda: low_rank_edits(setup, 16, five)
+    yield "rank 64 in one module", lambda: low_rank_edits(setup, 64, middle)

@@ -1,166 +1,164 @@
-"""The Markdown of :mod:`how_fast`, printed row by row as it is measured."""
+"""The Markdown of measurements, complete or not (:mod:`how_fast_parts`), beside those of others."""
 
 from __future__ import annotations
 
 import datetime
 import json
-import platform
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from how_fast import (
-    EDITOR_ROWS,
-    JOINT_ROW,
-    QUESTION_EDITS,
-    EditorRow,
-    Measured,
-    adapter_cases,
-    answer_times,
-    editor_action,
-    matrix_rate,
-    measured,
-    operations_per_edit,
-    plain_generate_rate,
-    question_jobs,
-    solve_times,
-    split_time,
-)
-from measured_model import Setup
+from how_fast import EDITOR_ROWS, QUESTION_EDITS
 
 ELSEWHERE = Path(__file__).with_name("measured.json")
 GIB = 2**30
 NONE = "-"
 
+Parts = Mapping[str, Mapping[str, Any]]  # by name, the numbers of each measurement
 
-class HowFast:
-    """All measurements of one model on one device."""
 
-    def __init__(self, setup: Setup) -> None:
-        self.setup, self.args = setup, setup.args
-        elsewhere = json.loads(ELSEWHERE.read_text())
-        self.elsewhere: dict[str, Any] = elsewhere if self.args.shape == elsewhere["shape"] else {}
-        self.rate = matrix_rate(setup.model.device, setup.model.dtype)
+def goals(key: str) -> dict[str, float]:
+    """What a row must reach, by the number of edits made together."""
+    goals: dict[str, dict[str, float]] = json.loads(ELSEWHERE.read_text())["goals"]
+    return goals.get(key, {})
 
-    def print(self) -> None:
-        """Print the wanted sections."""
-        self._print_heading()
-        for section in self.args.sections:
-            getattr(self, f"_print_{section}")()
 
-    def _print_heading(self) -> None:
-        import torch
+def markdown(about: Mapping[str, Any], parts: Parts) -> str:
+    """Tables of everything that was measured."""
+    elsewhere = json.loads(ELSEWHERE.read_text())
+    if about["shape"] != elsewhere["shape"]:
+        elsewhere = {}
+    blocks = [
+        _heading(about, parts, elsewhere),
+        _editors(parts, elsewhere),
+        _joint(parts),
+        _answers(about, parts, elsewhere),
+        _solves(parts),
+        _time(parts),
+        _notes(parts),
+    ]
+    return "\n".join(block for block in blocks if block)
 
-        model, args = self.setup.model, self.args
-        device = model.device
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "CPU"
-        what = f"{args.shape}, random weights" if args.shape else args.pretrained or "the demo model"
-        print(
-            f"{name}, torch {torch.__version__}, {datetime.date.today()}: {what}, {str(model.dtype)[6:]} "
-            f"({self.setup.weight_bytes / GIB:.1f} GiB), requests from {args.edits_from}. "
-            f"A large matrix product runs at {self.rate / 1e12:.3g} TFLOP/s.\n"
+
+def _heading(about: Mapping[str, Any], parts: Parts, elsewhere: Mapping[str, Any]) -> str:
+    text = f"{about['device']}, torch {about['torch']}, {datetime.date.today()}: {about['model']}, requests from "
+    text += f"{about['edits_from']}."
+    if rate := parts.get("rate", {}).get("rate"):
+        text += f" A large matrix product runs at {rate / 1e12:.3g} TFLOP/s."
+    if about["most_steps"]:
+        text += f" All editors make {about['most_steps']} steps, whatever the table names."
+    if elsewhere:
+        text += f"\n\nColumn EasyEdit, and numbers of ours before: {elsewhere['origin']}; {elsewhere['settings']}."
+    return f"{text}\n"
+
+
+def _editors(parts: Parts, elsewhere: Mapping[str, Any]) -> str:
+    """Seconds per edit; a goal and an earlier number of ours stand behind the number."""
+    names = {name: name.rpartition(" ") for name in parts}
+    keys = {row.key for row in EDITOR_ROWS}
+    counts = sorted({int(last) for key, _, last in names.values() if key in keys and last.isdigit()})
+    if not counts:
+        return ""
+    together = ["alone" if count == 1 else f"{count} together" for count in counts]
+    rows = [["editor, seconds per edit", "EasyEdit", "plain loop", *together, "share of the rate", "GiB"]]
+    for row in EDITOR_ROWS:
+        if not any(key == row.key for key, _, _ in names.values()):
+            continue
+        cells = [_beside(elsewhere, row.key, str(count), _cell(parts, f"{row.key} {count}")) for count in counts]
+        known = [count for count in counts if "seconds" in parts.get(f"{row.key} {count}", {})]
+        last = f"{row.key} {known[-1]}" if known else ""
+        other = elsewhere.get("easyedit", {}).get(row.key, NONE)
+        plain = _cell(parts, f"{row.key} plain")
+        rows.append(
+            [f"{row.editor}, {row.label}", other, plain, *cells, _share(parts, row.key, last), _gib(parts, last)]
         )
-        if args.most_steps:
-            print(f"All editors make {args.most_steps} steps, whatever the table names.\n")
-        if self.elsewhere:
-            print(f"Column EasyEdit: {self.elsewhere['origin']}; {self.elsewhere['settings']}.\n")
-
-    def _print_editors(self) -> None:
-        counts = self.args.together
-        columns = ["alone" if count == 1 else f"{count} together" for count in counts]
-        _print_row("editor, seconds per edit", "EasyEdit", "plain loop", *columns, "share of the rate", "GiB")
-        _print_rule(5 + len(counts))
-        for row in self._rows():
-            plain = self._per_edit(row, 1, engine="reference")
-            measured_counts = [count for count in counts if count <= row.most_together]
-            found = {count: self._per_edit(row, count) for count in measured_counts}
-            cells = [self._beside_goal(row, count, found.get(count)) for count in counts]
-            last = found.get(measured_counts[-1])
-            share = NONE if last is None else f"{operations_per_edit(self.setup, row) / last.seconds / self.rate:.1%}"
-            other = self.elsewhere.get("easyedit", {}).get(row.key, NONE)
-            _print_row(f"{row.editor}, {row.label}", other, _seconds(plain), *cells, share, _gib(last))
-
-    def _rows(self) -> list[EditorRow]:
-        wanted = self.args.editors
-        return [row for row in EDITOR_ROWS if wanted is None or row.editor in wanted or row.key in wanted]
-
-    def _per_edit(self, row: EditorRow, count: int, **kind: Any) -> Measured | None:
-        """Seconds per edit; ``None`` if the device has too little memory."""
-        import torch
-
-        try:
-            found = measured(editor_action(self.setup, row, count, **kind))
-        except torch.OutOfMemoryError:
-            return None
-        return found._replace(seconds=found.seconds / count)
-
-    def _beside_goal(self, row: EditorRow, count: int, found: Measured | None) -> str:
-        goal = self.elsewhere.get("goals", {}).get(row.key, {}).get(str(count))
-        return _seconds(found) if goal is None else f"{_seconds(found)} (goal {goal:g})"
-
-    def _print_joint(self) -> None:
-        print("\n| memit, one edit of | seconds per request | GiB |\n|---|---|---|")
-        for count in self.args.joint:
-            found = self._per_edit(JOINT_ROW, count, joint=True)
-            _print_row(f"{count} requests", _seconds(found), _gib(found))
-
-    def _print_answers(self) -> None:
-        args = self.args
-        print()
-        what = f"{args.questions} questions under {QUESTION_EDITS} edits"
-        _print_row(what, "scored, s", f"{args.new_tokens} tokens each, s", "tokens/s", "GiB")
-        _print_rule(5)
-        for label, deltas in adapter_cases(self.setup):
-            found = answer_times(self.setup, deltas)
-            seconds = f"{found.generated.seconds:.3g}"
-            _print_row(
-                label, f"{found.scored.seconds:.3g}", seconds, f"{found.tokens_per_second:.0f}", _gib(found.generated)
-            )
-        _print_row("the model's own generate", NONE, NONE, f"{plain_generate_rate(self.setup):.0f}", NONE)
-
-    def _print_solves(self) -> None:
-        first, later = solve_times(self.setup)
-        print(
-            f"\nA covariance solve of 16 keys in float64: {first:.3g} s with the factorization, {later:.3g} s after it."
-        )
-
-    def _print_time(self) -> None:
-        """Where the time of one edit alone goes, and that of decoding."""
-        from edit_hooks.inference.batching import limits_for
-        from edit_hooks.inference.decoding import generate
-
-        model, tokenizer = self.setup.model, self.setup.tokenizer
-        print()
-        _print_row(
-            "where the time goes", "s", "operators", "s in them", "launches", "s in them", "s of the card", "busy"
-        )
-        _print_rule(8)
-        actions = {f"{row.editor} alone": editor_action(self.setup, row, 1) for row in self._rows()}
-        _, jobs = question_jobs(self.setup, lambda index: None)
-        actions["decoding"] = lambda: generate(model, tokenizer, jobs, limits_for(model), lambda count: None)
-        for label, action in actions.items():
-            seconds, split = measured(action).seconds, split_time(action)
-            card = NONE if split.card_seconds is None else f"{split.card_seconds:.3g}"
-            busy = NONE if split.card_seconds is None else f"{split.card_seconds / seconds:.0%}"
-            numbers = [
-                f"{split.operators}",
-                f"{split.operator_seconds:.3g}",
-                f"{split.launches}",
-                f"{split.launch_seconds:.3g}",
-            ]
-            _print_row(label, f"{seconds:.3g}", *numbers, card, busy)
+    return _table(rows)
 
 
-def _seconds(found: Measured | None) -> str:
-    return NONE if found is None else f"{found.seconds:.3g}"
+def _beside(elsewhere: Mapping[str, Any], key: str, count: str, cell: str) -> str:
+    numbers = [
+        (word, elsewhere.get(kind, {}).get(key, {}).get(count)) for word, kind in (("goal", "goals"), ("was", "ours"))
+    ]
+    beside = ", ".join(f"{word} {number:g}" for word, number in numbers if number is not None)
+    return f"{cell} ({beside})" if beside else cell
 
 
-def _gib(found: Measured | None) -> str:
-    return NONE if found is None or found.peak_bytes is None else f"{found.peak_bytes / GIB:.1f}"
+def _share(parts: Parts, key: str, last: str) -> str:
+    """Of the rate of a large product, with as many edits together as were measured."""
+    try:
+        operations, rate = parts[f"{key} operations"]["operations"], parts["rate"]["rate"]
+        return f"{operations / parts[last]['seconds'] / rate:.1%}"
+    except KeyError:
+        return NONE
 
 
-def _print_row(*cells: str) -> None:
-    print(f"| {' | '.join(cells)} |", flush=True)
+def _joint(parts: Parts) -> str:
+    names = sorted((name for name in parts if name.startswith("joint ")), key=lambda name: int(name.split()[1]))
+    rows = [[f"{name.split()[1]} requests", _cell(parts, name), _gib(parts, name)] for name in names]
+    return _table([["memit, one edit of", "seconds per request", "GiB"], *rows]) if rows else ""
 
 
-def _print_rule(columns: int) -> None:
-    print("|" + "---|" * columns, flush=True)
+def _answers(about: Mapping[str, Any], parts: Parts, elsewhere: Mapping[str, Any]) -> str:
+    wanted = elsewhere.get("answers", {})
+
+    def headed(text: str, key: str) -> str:
+        return f"{text} (goal {wanted[key]:g})" if key in wanted else text
+
+    what = f"{about['questions']} questions under {QUESTION_EDITS} edits"
+    heads = [what, headed("scored, s", "scored"), f"{about['new_tokens']} tokens each, s"]
+    rows = [
+        [
+            name.removeprefix("answers "),
+            _cell(parts, name, "scored"),
+            _cell(parts, name, "seconds"),
+            _cell(parts, name, "tokens_per_second", ".0f"),
+            _gib(parts, name),
+        ]
+        for name in parts
+        if name.startswith("answers ")
+    ]
+    return _table([[*heads, headed("tokens/s", "tokens_per_second"), "GiB"], *rows]) if rows else ""
+
+
+def _solves(parts: Parts) -> str:
+    if "first" not in parts.get("solves", {}):
+        return ""
+    first, later = (_cell(parts, "solves", key) for key in ("first", "later"))
+    return f"A covariance solve of 16 keys in float64: {first} s with the factorization, {later} s after it.\n"
+
+
+def _time(parts: Parts) -> str:
+    heads = ["where the time goes", "s", "operators", "s in them", "launches", "s in them", "s of the card", "busy"]
+    rows = []
+    for name, found in parts.items():
+        if name.startswith("time ") and "seconds" in found:
+            kinds = (("seconds", ".3g"), ("operators", "d"), ("operator_seconds", ".3g"), ("launches", "d"))
+            cells = [_cell(parts, name, key, form) for key, form in (*kinds, ("launch_seconds", ".3g"))]
+            card = found.get("card_seconds")
+            busy = NONE if card is None else f"{card / found['seconds']:.0%}"
+            rows.append([name.removeprefix("time "), *cells, _cell(parts, name, "card_seconds"), busy])
+    return _table([heads, *rows]) if rows else ""
+
+
+def _notes(parts: Parts) -> str:
+    """What failed, what did not end, and which steps were not recorded."""
+    notes = [f"- {name} failed: {found['error']}" for name, found in parts.items() if "error" in found]
+    notes += [f"- {name} did not end." for name, found in parts.items() if "tries" in found]
+    refused = {kind: why for found in parts.values() for kind, why in found.get("not_recorded", {}).items()}
+    notes += [f"- Steps of {kind} were not recorded: {why}" for kind, why in refused.items()]
+    return "\n".join([*notes, ""]) if notes else ""
+
+
+def _cell(parts: Parts, name: str, key: str = "seconds", form: str = ".3g") -> str:
+    number = parts.get(name, {}).get(key)
+    return NONE if number is None else f"{number:{form}}"
+
+
+def _gib(parts: Parts, name: str) -> str:
+    number = parts.get(name, {}).get("peak_bytes")
+    return NONE if number is None else f"{number / GIB:.1f}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    head, *others = (f"| {' | '.join(cells)} |" for cells in rows)
+    return "\n".join([head, "|" + "---|" * len(rows[0]), *others, ""])
