@@ -15,6 +15,7 @@ from lm_edit.results.checking.merge import merge_results
 from lm_edit.results.checking.repository import submit
 from lm_edit.results.exports.options import ExportOptions
 from lm_edit.results.exports.targets import export_results
+from lm_edit.results.separating import separation
 from lm_edit.results.show import comparison, edits_comparison
 from lm_edit.sweeps.checking.estimate import Estimator
 from lm_edit.sweeps.execution.complete import missing_parts
@@ -50,6 +51,7 @@ READERS: Mapping[str, Reader] = {
     "hf": _export("hf"),
     "judge": _judge,
     "select-wrong": lambda runs, _: select_wrong(runs, "mini", task="bake_es"),
+    "separate": lambda runs, _: separation(runs, runs),
     "estimate": lambda runs, _: Estimator([str(runs)]),
     "complete": lambda runs, _: missing_parts(runs, ["bake_es"]),
     "leaderboard": _leaderboard,

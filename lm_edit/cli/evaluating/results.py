@@ -85,6 +85,19 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     select.add_argument("--out", required=True, help="file of records to write, for data=/path")
     add_overwrite_argument(select)
+    separate = add("separate", _separate, "print which columns tell the facts of some runs from those of others (AUC)")
+    separate.add_argument("--from", dest="second", nargs="+", required=True, help="the other runs: files or folders")
+    separate.add_argument(
+        "--where",
+        nargs="+",
+        default=[],
+        metavar="METRIC",
+        help="compare the facts alone that reach a score, as efficacy_argmax (1), or efficacy_prob=0.5",
+    )
+    add_only_argument(separate)
+    separate.add_argument("--only-from", nargs="+", default=[], metavar="CONDITION", help="the same for --from")
+    separate.add_argument("--out", help="also write groups and columns to this JSON file")
+    add_overwrite_argument(separate)
     submit = add("submit", _submit, "prepare the files of a pull request to a results repository; sends nothing")
     submit.add_argument("--repository", required=True, help="clone of the repository, or a new folder")
     submit.add_argument("--without-samples", action="store_true", help="leave out the sample files")
@@ -195,6 +208,22 @@ def _select(args: argparse.Namespace) -> int:
     if not selection.records:
         raise EditingError("every record is answered correctly by some run; nothing is written.")
     write_output(args.out, json_text(selection.records, indent=1) + "\n")
+    return 0
+
+
+def _separate(args: argparse.Namespace) -> int:
+    from lm_edit.results.files.runs import find_result_files
+    from lm_edit.results.markdown import escape_cell, markdown_table
+    from lm_edit.results.separating import read_rules, separation
+
+    check_output_files(args, "out", inputs=find_result_files([*args.paths, *args.second]))
+    found = separation(
+        args.paths, args.second, matched=read_rules(args.where), only=args.only, only_second=args.only_from
+    )
+    for line in [*markdown_table(found.rows()), "", *map(escape_cell, found.notes())]:
+        say(line)
+    if args.out is not None:
+        write_output(args.out, json_text(found.to_json(), indent=1) + "\n")
     return 0
 
 

@@ -28,7 +28,7 @@ TIE = 1e-12
 Values: TypeAlias = NDArray[np.float64]
 # (..., parts) sums over cases -> (...)
 Score: TypeAlias = Callable[[Values], Values]
-Method = Literal["Wilson", "BCa bootstrap", "normal approximation"]
+Method = Literal["Wilson", "BCa bootstrap", "normal approximation", "Newcombe"]
 
 
 class Interval(NamedTuple):

@@ -37,6 +37,7 @@ METHODS: dict[Method, str] = {
     "Wilson": "Wilson's, where every case scores 0 or 1",
     "BCa bootstrap": "BCa bootstrap",
     "normal approximation": "normal approximation (1.96 standard errors) where scores of single cases are missing",
+    "Newcombe": "Newcombe's, of areas under the ROC curve",
 }
 # Of the identity below, whose sides are computed in different ways.
 TOLERANCE = 1e-9
