@@ -75,6 +75,7 @@ MORE: dict[str, EditorRow] = {
     "scr": EditorRow("edit_hooks.editors.scr:SCR", CONTEXT),
     "two_way": EditorRow("edit_hooks.editors.two_way:TwoWay"),
     "consequence_ft": EditorRow("edit_hooks.editors.consequence_ft:ConsequenceFT"),
+    "document_training": EditorRow("edit_hooks.editors.document_training:DocumentTraining"),
     "kn": EditorRow("edit_hooks.editors.kn:KN"),
     "mend": EditorRow("edit_hooks.editors.mend:MEND"),
     "serac": EditorRow("edit_hooks.editors.serac:SERAC", CONTEXT),

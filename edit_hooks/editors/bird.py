@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
@@ -118,12 +118,7 @@ class BIRDConfig(ROMEConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for relation, phrases in self.relation_phrases.items():
-            if len(phrases) != 2 or not all(phrase.strip() for phrase in phrases):
-                raise EditingError(
-                    f"'relation_phrases' has {phrases!r} for {relation!r}; two phrases are needed: subject to object, "
-                    "and object to subject."
-                )
+        check_phrases(self.relation_phrases)
 
 
 class BIRD(RankOneEditor[BIRDConfig]):
@@ -211,6 +206,37 @@ def _text(node: ast.expr | None) -> str:
     return node.value
 
 
+def check_phrases(given: Mapping[str, Sequence[str]]) -> None:
+    """Refuse a setting ``relation_phrases`` with anything but two phrases for a relation."""
+    for relation, phrases in given.items():
+        if len(phrases) != 2 or not all(phrase.strip() for phrase in phrases):
+            raise EditingError(
+                f"'relation_phrases' has {phrases!r} for {relation!r}; two phrases are needed: subject to object, "
+                "and object to subject."
+            )
+
+
+def phrases_of(request: EditRequest, table: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    """The phrases of a request's relation: subject to object, object to subject.
+
+    Raises:
+        UnusableRequestError: the request has no relation, or no phrases are known for it.
+    """
+    where = f"case {request.case_id} ({request.text!r})"
+    if request.relation_id is None:
+        raise UnusableRequestError(
+            f"{where} has no 'relation_id', which names the relation of subject and object; add it to the record, or "
+            "use r_rome."
+        )
+    if request.relation_id not in table:
+        raise UnusableRequestError(
+            f"{where}: no phrases are known for relation {request.relation_id!r}."
+            f"{near_misses(request.relation_id, table)} Set relation_phrases: {{{request.relation_id}: [subject "
+            "to object, object to subject]}, for example [is the capital of, has as its capital]."
+        )
+    return table[request.relation_id]
+
+
 def expressions_of(request: EditRequest, config: BIRDConfig) -> Expressions:
     """Look up the expressions of one request.
 
@@ -219,19 +245,8 @@ def expressions_of(request: EditRequest, config: BIRDConfig) -> Expressions:
             request none.
     """
     where = f"case {request.case_id} ({request.text!r})"
-    if request.relation_id is None:
-        raise UnusableRequestError(
-            f"{where} has no 'relation_id', which names the relation of subject and object; add it to the record, or "
-            "use r_rome."
-        )
-    table = {**phrase_table(config.wording), **config.relation_phrases}
-    if request.relation_id not in table:
-        raise UnusableRequestError(
-            f"{where}: no phrases are known for relation {request.relation_id!r}."
-            f"{near_misses(request.relation_id, table)} Set relation_phrases: {{{request.relation_id}: [subject "
-            "to object, object to subject]}, for example [is the capital of, has as its capital]."
-        )
-    if not all(phrase.strip() for phrase in table[request.relation_id]):
+    forward, backward = phrases_of(request, {**phrase_table(config.wording), **config.relation_phrases})
+    if not (forward.strip() and backward.strip()):
         raise UnusableRequestError(
             f"{where}: the released wording of relation {request.relation_id!r} has an empty phrase; a mean over no "
             "token is undefined (the release computes NaN). Use wording: own, or give two phrases in relation_phrases."
@@ -239,7 +254,6 @@ def expressions_of(request: EditRequest, config: BIRDConfig) -> Expressions:
     uses_old = config.alpha * config.beta > 0
     if uses_old and request.target_true is None:
         raise UnusableRequestError(f"{where} has no 'target_true', which BIRD moves away from; add it, or set beta: 0.")
-    forward, backward = table[request.relation_id]
     if is_latin(forward + backward):
         remedy = "Give phrases of your language: relation_phrases: {relation: [phrase, phrase]}."
         warn_of_english_rule(log, "the relation phrases of bird", [request.bare_text], remedy)

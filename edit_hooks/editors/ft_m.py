@@ -167,9 +167,9 @@ class FineTuningEditor(Editor[FTConfigT]):
         rule = self.rule(job)
         with frozen(job.model), torch.enable_grad():
             if job.joint:
-                return [_train(job, rows, rule)]
+                return [train_rows(job, rows, rule)]
             if job.config.engine == "reference" or job.config.trained == "block":
-                return [_train(job, [row], rule) for row in rows]
+                return [train_rows(job, [row], rule) for row in rows]
             return _train_side_by_side(job, rows, rule)
 
     def rule(self, job: EditJob[FTConfigT]) -> TrainingRule[FTConfigT]:
@@ -202,8 +202,8 @@ def maps_of_blocks(model: nn.Module, layers: Sequence[int]) -> list[str]:
     ]
 
 
-def _train(job: EditJob[FTConfigT], rows: Sequence[LabeledRow], rule: TrainingRule[FTConfigT]) -> Delta:
-    """Train one edit on all rows, in chunks of ``batch_size``."""
+def train_rows(job: EditJob[FTConfigT], rows: Sequence[LabeledRow], rule: TrainingRule[FTConfigT]) -> Delta:
+    """Train one edit on all rows, in chunks of ``batch_size``: that of all requests if it is joint."""
     config = job.config
     if config.trained == "block":
         arch = architecture_of(job.model)
@@ -232,7 +232,7 @@ def _train(job: EditJob[FTConfigT], rows: Sequence[LabeledRow], rule: TrainingRu
         losses.append(total / len(rows))
         if losses[-1] < config.early_stop_loss:
             break
-    job.progress(len(rows))
+    job.progress(len(job.requests) if job.joint else 1)
     stopped_early = losses[-1] < config.early_stop_loss
     diagnostics = loss_diagnostics(losses, num_steps, stopped_early=stopped_early)
     delta = copies.delta(diagnostics) if isinstance(copies, BlockCopies) else copies.delta(0, diagnostics)
