@@ -79,11 +79,11 @@ class DocumentTrainingConfig(FTConfig):
         "relation id -> [subject to object, object to subject], in addition to the table of bird", default_factory=dict
     )
     unrelated_texts: int = config_field(
-        "texts sampled by the unedited model that are trained beside the documents", within=NON_NEGATIVE, default=16
+        "texts sampled by the unedited model that are trained beside the documents", within=NON_NEGATIVE, default=48
     )
     unrelated_tokens: int = config_field("tokens of each of these texts", within=POSITIVE, default=24)
-    num_steps: int = config_field("passes over all texts", within=POSITIVE, default=5)
-    lr: float = config_field("Adam learning rate", within=POSITIVE, default=1e-4)
+    num_steps: int = config_field("passes over all texts", within=POSITIVE, default=6)
+    lr: float = config_field("Adam learning rate", within=POSITIVE, default=3e-5)
     batch_size: int = config_field("texts per step", within=POSITIVE, default=8)
     early_stop_loss: float = config_field("stop when the mean loss of a pass falls below this", default=0.0)
     shuffle: bool = config_field("shuffle the texts with the seed before every pass", default=True)

@@ -54,8 +54,9 @@ class Side:
         return math.fsum(self.scores) / len(self.scores) if self.scores else None
 
     def to_json(self) -> dict[str, Any]:
-        """Number, mean and unscored facts."""
-        return {"facts": len(self.scores), "mean": self.mean, "unscored": dict(self.unscored)}
+        """Number, mean, scores and unscored facts."""
+        numbers = {"facts": len(self.scores), "mean": self.mean, "scores": list(self.scores)}
+        return numbers | {"unscored": dict(self.unscored)}
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,7 @@ def test_real_runs_are_separated_by_the_command(real_runs: RealRuns, tmp_path: P
     saved = json.loads(out.read_text(encoding="utf-8"))
     assert saved["first"]["facts"] == saved["first"]["compared"] == 3 and saved["second"]["editors"] == ["unedited"]
     columns = {one["metric"]: one for one in saved["columns"]}
+    assert len(columns["efficacy_magnitude"]["first"]["scores"]) == 3
     assert columns["efficacy_magnitude"]["auc"] > 0.5 and str(tmp_path) not in out.read_text(encoding="utf-8")
     assert len(columns) == len(saved["columns"]) and all(name in printed for name in columns)
     assert "of one group alone" in {one["why"] for one in saved["left_out"]}  # the other tasks of the unedited run
