@@ -165,9 +165,9 @@ class CachedLabelForward:
 
     def _decode(self) -> torch.Tensor:
         """Last hidden states [R, T, d]."""
-        inputs = {"input_ids": self.rows.ids_RT, "attention_mask": self.rows.mask_RT}
-        with attention_of(self.model, self.rows.ids_RT.device):
-            return decoder_of(self.model)(**inputs, use_cache=False).last_hidden_state
+        is_tree = self.rows.position_RT is not None  # whose mask is that of the model's own attention
+        with contextlib.nullcontext() if is_tree else attention_of(self.model, self.rows.ids_RT.device):
+            return decoder_of(self.model)(**self.rows.inputs(), use_cache=False).last_hidden_state
 
     def nll(self) -> torch.Tensor:
         return shared_nll([self.label_states()], [self])[0]

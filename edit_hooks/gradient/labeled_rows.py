@@ -61,7 +61,8 @@ class LabeledRows:
     """A batch of rows and their labels; label l is token ``token_L[l]`` at row ``row_L[l]``, column ``column_L[l]``.
 
     Attributes:
-        ids_RT, mask_RT: token ids, padded on the right, and their attention mask.
+        ids_RT, mask_RT: token ids, padded on the right, and their attention mask; of prefix trees [R, 1, T, T].
+        position_RT: the positions of prefix trees.
         row_L, column_L, token_L: the labels.
         first_block: the first block that still has to run.
         lower_output: cached output [R, T, D] of the block below ``first_block``; ``None`` without a cache.
@@ -74,7 +75,13 @@ class LabeledRows:
     token_L: torch.Tensor
     first_block: int = 0
     lower_output: CachedOutput | None = None
+    position_RT: torch.Tensor | None = None
     _counts_L: torch.Tensor | None = field(default=None, init=False, repr=False)
+
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """Arguments of the model or its decoder."""
+        inputs = {"input_ids": self.ids_RT, "attention_mask": self.mask_RT}
+        return inputs if self.position_RT is None else {**inputs, "position_ids": self.position_RT}
 
     def counts_L(self) -> torch.Tensor:
         """For every label, the number of labels of its row; counted once, because a GPU waits for it."""
