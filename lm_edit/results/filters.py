@@ -1,4 +1,4 @@
-"""Conditions on results, as ``--only`` of commands gives them, and values as the texts that are compared."""
+"""Conditions on results and runs, as ``--only`` of commands gives them, and values as the texts that are compared."""
 
 from __future__ import annotations
 
@@ -45,14 +45,33 @@ def filter_rows(results: pd.DataFrame, conditions: Sequence[str]) -> pd.DataFram
     for name, given in read_conditions(conditions).items():
         texts = _texts(results, name)
         known = set(texts)
-        accepted = {value for text in given for value in ([text] if text in known else text.split(","))}
+        accepted = accepted_values(given, known)
         if not accepted & known:
-            near = "".join(dict.fromkeys(near_misses(value, known) for value in sorted(accepted - {""})))
-            more = f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""
-            found = ", ".join(sorted(known)[:MAX_NAMED]) + more
-            raise EditingError(f"--only {name}={','.join(given)} leaves no result; {name} is one of: {found}.{near}")
+            raise unknown_value(name, given, accepted, known, "result")
         results = results[texts.isin(accepted)]
     return results
+
+
+def accepted_values(given: Sequence[str], known: Collection[str]) -> set[str]:
+    """The values that the texts of conditions accept: a text that is no known value is several, between commas."""
+    return {value for text in given for value in ([text] if text in known else text.split(","))}
+
+
+def unknown_value(
+    name: str, given: Sequence[str], wanted: Collection[str], known: Collection[str], what: str
+) -> EditingError:
+    """The error about conditions that leave no result, or another thing that is chosen; it lists the known values."""
+    near = "".join(dict.fromkeys(near_misses(value, known) for value in sorted(set(wanted) - {""})))
+    more = f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""
+    found = ", ".join(sorted(known)[:MAX_NAMED]) + more
+    return EditingError(f"--only {name}={','.join(given)} leaves no {what}; {name} is one of: {found}.{near}")
+
+
+def unknown_field(name: str, known: Collection[str], owner: str) -> EditingError:
+    """The error about a field that results, or another owner, do not have."""
+    return EditingError(
+        f"--only {name}: {owner} have no such field.{near_misses(name, known)} Accepted: {', '.join(known)}."
+    )
 
 
 def places_of(rows: pd.DataFrame, columns: Sequence[str]) -> set[tuple[str, ...]]:
@@ -71,10 +90,7 @@ def _texts(results: pd.DataFrame, name: str) -> pd.Series[str]:
     if name in results.columns:
         return results[name].map(text_of)
     if (option := LISTED.get(name)) is None:
-        known = [*results.columns, *LISTED]
-        raise EditingError(
-            f"--only {name}: results have no such field.{near_misses(name, known)} Accepted: {', '.join(known)}."
-        )
+        raise unknown_field(name, [*results.columns, *LISTED], "results")
     default = text_of(option.default)
     return results[LISTED_IN[option.changes]].map(lambda text: options_of(text_of(text)).get(name, default))
 

@@ -42,10 +42,11 @@ def _run(args: argparse.Namespace) -> int:
     from lm_edit.sweeps.checking.checks import check_inputs, check_plan
     from lm_edit.sweeps.execution.runs import RESULTS
     from lm_edit.sweeps.planning.grid import RULES
+    from lm_edit.sweeps.planning.selection import select_runs
 
     plan = _plan(args)
     grid = check_plan(plan)
-    grid = grid._replace(runs=[run for run in grid.runs if all(text in run.name for text in args.only)])
+    grid = grid._replace(runs=select_runs(grid, args.only, plan.name))
     (name,) = {choice.name for choice in plan.editors if not choice.is_unedited}
     if not any(run.editor == name for run in grid.runs):
         rules = "; ".join(f"{item.name}: {RULES[item.rule]}" for item in grid.left_out[:3])

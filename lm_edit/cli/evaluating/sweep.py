@@ -47,7 +47,12 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--retry", action="store_true", help="also execute runs that failed before or whose results are damaged"
     )
     parser.add_argument(
-        "--only", action="append", default=[], help="only runs with this text in their name; repeatable"
+        "--only",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE[,VALUE]",
+        help="only runs with one of these values, e.g. editor=memit,rome; or a text: only runs with it in their names; "
+        "may be repeated, for texts and for one field with alternatives",
     )
     parser.add_argument(
         "--estimate-from", nargs="+", default=[], help="further result files or folders whose seconds to estimate from"
@@ -85,16 +90,11 @@ def _run(args: argparse.Namespace) -> int:
         _say_lines(read_text(path, "plan").rstrip("\n"))
         return 0
     from lm_edit.sweeps.checking.checks import check_inputs, check_plan
-    from lm_edit.sweeps.planning.grid import RULES
+    from lm_edit.sweeps.planning.selection import select_runs
 
     plan = resized(load_plan(path), args)
     grid = check_plan(plan)
-    runs = [run for run in grid.runs if all(text in run.name for text in args.only)]
-    if not runs:
-        chosen = f" with {' and '.join(args.only)} in its name" if args.only else ""
-        rules = "; ".join(f"{item.name}: {RULES[item.rule]}" for item in grid.left_out[:3])
-        raise EditingError(f"{path} has no run{chosen}." + (f" Left out: {rules}." if rules else ""))
-    grid = grid._replace(runs=runs)
+    grid = grid._replace(runs=select_runs(grid, args.only, str(path)))
     out = require_folder(args.out or Path(DEFAULT_OUT, plan.name), "the folder of the runs,")
     if args.status:
         return _print_states(grid, out)
