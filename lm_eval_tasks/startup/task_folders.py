@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from lm_eval_tasks.folder import TASKS_DIR, folder_of
+from lm_eval_tasks.startup.lazy_index import make_lazy
 from lm_eval_tasks.startup.report import report
 
 # Entry-point group of other packages' benchmarks; the YAML files of their tasks are beside the module that it names.
@@ -18,7 +19,7 @@ BENCHMARKS = "lm_eval_editing.benchmarks"
 
 
 def add_task_folders(manager: ModuleType) -> None:
-    """Make ``TaskManager`` scan the folders of editing tasks whenever it scans the default tasks."""
+    """Make ``TaskManager`` scan the folders of editing tasks beside the default ones, these only if needed."""
     task_manager = manager.TaskManager
     original = task_manager.__init__
     if getattr(original, "_lm_eval_editing", False):
@@ -27,16 +28,24 @@ def add_task_folders(manager: ModuleType) -> None:
     if missing := {"include_path", "include_defaults"} - signature.parameters.keys():
         raise TypeError(f"TaskManager no longer takes {sorted(missing)}; use --include_path {TASKS_DIR}")
 
+    fill_lazily = make_lazy(task_manager)
+
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
+        if not bound.arguments["include_defaults"]:
+            return original(*bound.args, **bound.kwargs)
         include_path = bound.arguments["include_path"]
-        if bound.arguments["include_defaults"]:
-            bound.arguments["include_path"] = with_task_folders(include_path)
-        original(*bound.args, **bound.kwargs)
-        if hasattr(self, "include_path"):
-            self.include_path = include_path  # unchanged for the caller
+        bound.arguments["include_path"] = with_task_folders(include_path)
+
+        def fill(manager: Any, with_defaults: bool) -> None:
+            bound.arguments["include_defaults"] = with_defaults
+            original(manager, *bound.args[1:], **bound.kwargs)
+            if hasattr(manager, "include_path"):
+                manager.include_path = include_path  # unchanged for the caller
+
+        return fill_lazily(self, fill)
 
     vars(init)["_lm_eval_editing"] = True
     task_manager.__init__ = init

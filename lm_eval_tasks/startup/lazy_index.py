@@ -1,0 +1,112 @@
+"""lm-eval's index of its own 14,000 task files, made when a name needs it: reading them takes six seconds and more.
+
+A run of editing tasks, of a user's folder or of both needs none of them. What a name stands for does not change: later
+folders override lm-eval's own, and these are asked first.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+Fill: TypeAlias = Callable[[Any, bool], None]  # lm-eval's constructor: a manager, with the default folder or without
+
+# Of a manager, from all names: computed when they are read.
+NAME_LISTS = ("_all_tasks", "_all_subtasks", "_all_groups", "_all_tags")
+_PATTERN = re.compile(r"[*?\[]")
+
+
+class LazyIndex(dict[str, Any]):
+    """Name -> entry, like lm-eval's index; the entries of the default folder are added at the first look for another.
+
+    Args:
+        entries: of the other folders.
+        complete: makes the index of all folders.
+    """
+
+    def __init__(self, entries: dict[str, Any], complete: Callable[[], dict[str, Any]]) -> None:
+        super().__init__(entries)
+        self._complete: Callable[[], dict[str, Any]] | None = complete
+
+    def knows(self, name: object) -> bool:
+        """Whether a name has an entry without those of the default folder."""
+        return super().__contains__(name)
+
+    def _all(self) -> dict[str, Any]:
+        if (complete := self._complete) is not None:
+            self._complete = None
+            known = dict(super().items())  # lm-eval adds names of its own while it builds groups
+            self.clear()
+            self.update({**complete(), **known})
+        return self
+
+    def __missing__(self, name: str) -> Any:
+        if self._complete is None:
+            raise KeyError(name)
+        return self._all()[name]
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or dict.__contains__(self._all(), name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return dict.get(self if self.knows(name) else self._all(), name, default)
+
+    def __iter__(self) -> Iterator[str]:
+        return dict.__iter__(self._all())
+
+    def __len__(self) -> int:
+        return dict.__len__(self._all())
+
+    def keys(self) -> Any:
+        return dict.keys(self._all())
+
+    def values(self) -> Any:
+        return dict.values(self._all())
+
+    def items(self) -> Any:
+        return dict.items(self._all())
+
+
+def make_lazy(task_manager: Any) -> Callable[[Any, Fill], None]:
+    """Prepare lm-eval's class for managers whose index is a LazyIndex; return the function that fills one.
+
+    Managers of a release with other attributes are filled at once.
+    """
+    matched: Any = getattr(task_manager, "match_tasks", None)
+    can_wait = matched is not None and not hasattr(task_manager, "__getattr__")
+
+    def missing(self: Any, name: str) -> Any:
+        if name not in NAME_LISTS or (complete := vars(self).get("_complete_manager")) is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        vars(self).update({one: vars(complete())[one] for one in NAME_LISTS})
+        return vars(self)[name]
+
+    def match_tasks(self: Any, task_list: Sequence[str]) -> list[str]:
+        index = vars(self).get("_index")
+        names = [task_list] if isinstance(task_list, str) else list(task_list)
+        if isinstance(index, LazyIndex) and all(index.knows(name) and not _PATTERN.search(name) for name in names):
+            return sorted(set(names))
+        return list(matched(self, task_list))
+
+    def fill_lazily(manager: Any, fill: Fill) -> None:
+        fill(manager, not can_wait)
+        if not can_wait:
+            return
+        if not {"_index", *NAME_LISTS} <= vars(manager).keys():
+            return fill(manager, True)
+
+        @functools.cache
+        def complete() -> Any:
+            fill(whole := object.__new__(type(manager)), True)
+            return whole
+
+        manager._index = LazyIndex(manager._index, lambda: dict(vars(complete())["_index"]))
+        manager._complete_manager = complete
+        for name in NAME_LISTS:
+            delattr(manager, name)
+
+    if can_wait:
+        task_manager.__getattr__, task_manager.match_tasks = missing, match_tasks
+    return fill_lazily
