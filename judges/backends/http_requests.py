@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
+import os
+import ssl
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -128,9 +131,22 @@ def bounded_client(openai: ModuleType, url: str, role: Role) -> Any:
         response.stream = _bounded_stream(response, role)
 
     return openai.DefaultAsyncHttpxClient(
+        verify=_certificates(_library_of(openai), os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")),
         headers={"Accept-Encoding": "identity"},
         event_hooks={"request": [stay_at_server], "response": [bound_body]},
     )
+
+
+def _library_of(openai: ModuleType) -> str:
+    """The HTTP library of the openai package: httpx, or httpx2 in later versions."""
+    return str(openai.DefaultAsyncHttpxClient.__base__.__module__.partition(".")[0])
+
+
+@functools.cache
+def _certificates(library: str, *from_environment: str | None) -> ssl.SSLContext:
+    """The library's default certificates, read once for all clients, which takes longer than a request on a machine."""
+    context: ssl.SSLContext = sys.modules[library].create_ssl_context()
+    return context
 
 
 def refused_fault(error: BaseException) -> Fault | None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+import ssl
 from pathlib import Path
+from typing import Any
 
+import certifi
+import openai
 import pytest
 from judge_server import FakeTime, ServerFault, completion_body, grade_by_equality, judge_at, labels_of, serve
 
 from edit_hooks import EditingError
+from judges.backends.base import JUDGE
+from judges.backends.http_requests import bounded_client
 from judges.backends.openai import requested_wait
 from judges.base import CORRECT, INCORRECT, Item
 
@@ -32,6 +39,24 @@ def test_a_local_server_does_not_receive_the_key_of_openai(tmp_path: Path, monke
     with serve() as server:
         judge_at(server, tmp_path).judge(ITEMS[:2])
         assert server.authorizations == {"Bearer no-key"}
+
+
+def test_certificates_are_read_once_for_all_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And again after a change of the variables that name them."""
+    made: list[Any] = []
+    create = ssl.create_default_context
+    monkeypatch.setattr(ssl, "create_default_context", lambda **options: made.append(options) or create(**options))
+    shutil.copy(certifi.where(), tmp_path / "own.pem")
+    for variable in (None, "SSL_CERT_FILE"):
+        if variable is not None:
+            monkeypatch.setenv(variable, str(tmp_path / "own.pem"))
+        bounded_client(openai, "http://localhost", JUDGE)
+        made.clear()
+        bounded_client(openai, "http://localhost", JUDGE)
+        assert made == []
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
+    bounded_client(openai, "http://localhost", JUDGE)
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("white_space", ["\n", "  ", "\r\n"])
