@@ -1,6 +1,7 @@
 """A process that executes one run after another and keeps the model between them.
 
-Most of a short run is its start: imports, the index of lm-eval's 14,000 task files, the model. Here they are made once.
+Most of a short run is its start: imports, the model, and lm-eval's description of the machine, for which it starts a
+dozen programs. Here they are made once.
 A run still is the command ``lm_eval`` with its arguments, log and lock. The process ends after a run that failed or was
 stopped, and the next run starts another one.
 
@@ -15,6 +16,7 @@ import gc
 import json
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -162,15 +164,25 @@ def _as_own_process(log: int, lock: int) -> Iterator[None]:
 
 @functools.cache
 def _keep_what_runs_share() -> None:
-    """Keep the model from now on, and the index of lm-eval's own task files.
+    """Keep the model from now on, the description of the machine, and the index of lm-eval's own task files.
 
     Those of other folders are read at every run, since they may change.
     """
+    from lm_eval import evaluator
     from lm_eval.tasks import manager
 
     from edit_hooks.lm.loading.checkpoint import KEPT
 
     KEPT.start()
+    describe = evaluator.add_env_info
+
+    @functools.cache
+    def described() -> dict[str, Any]:
+        facts: dict[str, Any] = {}
+        describe(facts)
+        return facts
+
+    evaluator.add_env_info = lambda results: results.update(described())
     own, original = Path(manager.__file__).parent, manager.TaskIndex.build
 
     @functools.cache
@@ -186,4 +198,5 @@ def _keep_what_runs_share() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored by what a shell started in the background
     _serve(socket.socket(fileno=int(sys.argv[1])))
