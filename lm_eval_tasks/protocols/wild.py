@@ -8,15 +8,15 @@ The published results of QAEdit are over the cases whose edit question the unedi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from edit_hooks.decoding import AskedModel, Decoding
 from edit_hooks.prompt_context import QA_INSTRUCTION
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.text.scripts import warn_of_english_rule
-from lm_eval_tasks.common.asking.probes import OWN_CHAT, CaseAnswers, Probe, ProbeAnswers, case_doc
+from lm_eval_tasks.common.asking.probes import OWN_CHAT, CaseAnswers, Probe, case_doc
 from lm_eval_tasks.common.records.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case, Question
 from lm_eval_tasks.common.scoring import measures
 from lm_eval_tasks.common.scoring.measures import Measure, mean_over
@@ -127,15 +127,25 @@ def require_context(settings: Settings, context: str) -> None:
 
 # -------------------------------------------------------------------------- scoring
 
+TextScore: TypeAlias = Callable[[Any, str], float]  # of a generation and the gold text
+WILD_SCORES: Mapping[str, TextScore] = {
+    "wild_em": measures.generated_squad_match,
+    "wild_contains": measures.generated_contains,
+}
+QUESTION_ONLY_SCORES: Mapping[str, TextScore] = {
+    "gen_em": measures.generated_match,
+    "gen_goes_on": measures.goes_on,
+}
+
 
 def score_reliability(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """EM on the edit question, and whether the generation contains the gold answer."""
-    return _gold_measures(answers, EFFICACY)
+    return _text_measures(answers, EFFICACY, WILD_SCORES)
 
 
 def score_generalization(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """EM on the rephrased questions, and containment of the gold answer."""
-    return _gold_measures(answers, PARAPHRASE)
+    return _text_measures(answers, PARAPHRASE, WILD_SCORES)
 
 
 def score_locality(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
@@ -148,12 +158,12 @@ def score_locality(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Me
 
 def score_question_only_reliability(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """EM on the edit question, and what follows a right beginning."""
-    return _question_only_measures(answers, EFFICACY)
+    return _text_measures(answers, EFFICACY, QUESTION_ONLY_SCORES)
 
 
 def score_question_only_generalization(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """EM on the rephrased questions, and what follows a right beginning."""
-    return _question_only_measures(answers, PARAPHRASE)
+    return _text_measures(answers, PARAPHRASE, QUESTION_ONLY_SCORES)
 
 
 def score_question_only_locality(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
@@ -162,31 +172,11 @@ def score_question_only_locality(doc: Mapping[str, Any], answers: CaseAnswers) -
     return {"neighborhood_agree_gen": mean_over(probes, noun, lambda answered: measures.agree_gen(answered.generation))}
 
 
-def _question_only_measures(answers: CaseAnswers, kind: str) -> dict[str, Measure]:
+def _text_measures(answers: CaseAnswers, kind: str, scores: Mapping[str, TextScore]) -> dict[str, Measure]:
+    """Scores of the generated answers against the gold texts, by the end of their names."""
     probes, noun = answers.of_kind(kind), QUESTIONS[kind]
 
-    def exact_match(answered: ProbeAnswers) -> float:
-        return measures.generated_match(answered.generation, answered.probe.gold)
+    def measure(score: TextScore) -> Measure:
+        return mean_over(probes, noun, lambda answered: score(answered.generation, answered.probe.gold))
 
-    def goes_on(answered: ProbeAnswers) -> float:
-        return measures.goes_on(answered.generation, answered.probe.gold)
-
-    return {
-        f"{kind}_gen_em": mean_over(probes, noun, exact_match),
-        f"{kind}_gen_goes_on": mean_over(probes, noun, goes_on),
-    }
-
-
-def _gold_measures(answers: CaseAnswers, kind: str) -> dict[str, Measure]:
-    probes, noun = answers.of_kind(kind), QUESTIONS[kind]
-
-    def exact_match(answered: ProbeAnswers) -> float:
-        return measures.generated_squad_match(answered.generation, answered.probe.gold)
-
-    def contains(answered: ProbeAnswers) -> float:
-        return measures.generated_contains(answered.generation, answered.probe.gold)
-
-    return {
-        f"{kind}_wild_em": mean_over(probes, noun, exact_match),
-        f"{kind}_wild_contains": mean_over(probes, noun, contains),
-    }
+    return {f"{kind}_{name}": measure(score) for name, score in scores.items()}
