@@ -11,37 +11,34 @@ import torch
 from lm_runs import answers, assert_same_answers, build, run
 from mend_runs import trainer
 from quantized_models import (
+    FAST,
+    ON_PROMPTS,
     OTHERS,
     SCHEMES,
-    CodedLinear,
     dequantized,
+    editor_of,
+    forbidden_forward,
     quantized,
     require_bitsandbytes,
     tokenizer_of,
 )
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from edit_hooks import edited, load_editor
 from edit_hooks.base.registry import EDITORS
 from edit_hooks.contract.state import changes, snapshot, tensor_digest
-from edit_hooks.contract.subject import EDIT_REQUESTS, contract_settings
-from edit_hooks.contract.tiny_models import build_model, save_tiny
+from edit_hooks.contract.subject import EDIT_REQUESTS
+from edit_hooks.contract.tiny_models import save_tiny
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.saving.export import export_merged, export_peft, read_peft
 from edit_hooks.inference.items import Limits, ScoreItem
 from edit_hooks.inference.scoring import score
-from edit_hooks.modeling import weights
-from edit_hooks.modeling.fingerprint.tensor_hash import weights_digest
 from edit_hooks.modeling.forward.lm_head import ModelHead
 from edit_hooks.modeling.linear_maps import is_quantized
-from edit_hooks.modeling.weights import AddedMap, has_quantized_weights, keep_layout, read_weight
+from edit_hooks.modeling.weights import has_quantized_weights, keep_layout, read_weight
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.scopes import undone
 
-FAST = {"num_steps": 3, "context_templates": ["{}", "Then they said. {}"]}
-ON_PROMPTS = ("ice", "ike", "ike_leaky_pool", "mello", "scr", "serac")
 IDS = torch.arange(20, 44).view(2, 12)
 
 
@@ -62,20 +59,6 @@ def models(tmp_path_factory):
         return made[model_type, scheme]
 
     return get
-
-
-def editor_of(name):
-    cls = type(load_editor(name, contract_settings_of(name)))
-    settings = contract_settings(cls)
-    target = settings.get("base_settings", settings)
-    target.update({key: value for key, value in FAST.items() if key in target})
-    return cls(settings)
-
-
-def contract_settings_of(name):
-    from edit_hooks.base.registry import editor_class
-
-    return contract_settings(editor_class(name))
 
 
 def state_of(model):
@@ -184,19 +167,6 @@ def assert_same_edit(ours, theirs):
         for name, tensor in ours.hook_edit.tensors.items():
             if tensor.is_floating_point():
                 assert relative(tensor, theirs.hook_edit.tensors[name]) < 1e-3
-
-
-@contextlib.contextmanager
-def forbidden_forward(model):
-    def fail(*_args):
-        raise AssertionError("the model ran before the refusal")
-
-    handles = [module.register_forward_pre_hook(fail) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def test_editors_that_train_the_weight_itself_do_not_claim_the_capability():
@@ -425,137 +395,7 @@ def test_repacking_for_the_cpu_is_switched_off(folder, tmp_path):
             action(lm.model)
 
 
-# -- layers of other packages ------------------------------------------------------------------------------------------
-
-
-class PackedLinear(nn.Module):
-    """Codes in integer buffers, and neither a weight nor widths: nothing shows that it is a linear map."""
-
-    def __init__(self, linear):
-        super().__init__()
-        self.register_buffer("qweight", torch.zeros(linear.in_features // 8, linear.out_features, dtype=torch.int32))
-
-    def forward(self, x):
-        raise AssertionError("not run")
-
-
-class WithoutGradients(CodedLinear):
-    """As of torchao's layers that quantize activations, too."""
-
-    @torch.no_grad()
-    def forward(self, x):
-        return super().forward(x)
-
-
-class OtherGradients(CodedLinear):
-    """Only half of the output passes a gradient."""
-
-    def forward(self, x):
-        out = super().forward(x)
-        half = out.shape[-1] // 2
-        return torch.cat([out[..., :half], out[..., half:].detach()], -1)
-
-
-class CoarseActivations(CodedLinear):
-    """Activations of so few bits that the output is no linear function of the input."""
-
-    def forward(self, x):
-        return super().forward(x.sign() + 0 * x)
-
-
-class Broken(CodedLinear):
-    """As of layers that need a GPU."""
-
-    def forward(self, x):
-        raise RuntimeError("no kernel")
-
-
-def float8(linear):
-    linear.weight = nn.Parameter(linear.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
-    return linear
-
-
-REFUSED = {
-    PackedLinear: "cannot be tested alone",
-    WithoutGradients: "no gradient reaches",
-    OtherGradients: "gradient of its input is another one",
-    CoarseActivations: "no affine function",
-    Broken: "no kernel",
-    float8: "does not run alone",
-}
-
-
-@pytest.mark.parametrize("change", REFUSED)
-@pytest.mark.parametrize("place", ["model.layers.1.mlp.down_proj", "model.layers.2.self_attn.q_proj"])
-def test_maps_that_break_a_promise_are_refused_before_any_work(change, place):
-    """By what modules and tensors are and do, also above the edited module: gradients have to pass there."""
-    model, tokenizer = build_model("llama"), tokenizer_of("llama")
-    parent, _, child = place.rpartition(".")
-    setattr(model.get_submodule(parent), child, change(model.get_submodule(place)))
-    with forbidden_forward(model):
-        for name in EDITORS if change is PackedLinear else ("r_rome", "ft_m", "ike", "grace"):
-            if name in ON_PROMPTS:
-                assert editor_of(name).edit(model, tokenizer, [EDIT_REQUESTS[0]])
-            else:
-                with pytest.raises(EditingError, match=f"{place}.*{REFUSED[change]}.*dequantize=True"):
-                    editor_of(name).edit(model, tokenizer, [EDIT_REQUESTS[0]])
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_matrix_of_a_map_is_read_from_its_outputs(bias, dtype, monkeypatch):
-    """In parts, without its bias, and with the updates beside it; the map is as before, also after a failure."""
-    monkeypatch.setattr(weights, "ROWS_AT_ONCE", 7)
-    torch.manual_seed(0)
-    linear = nn.Linear(24, 16, bias=bias)
-    if bias:
-        linear.bias.data += 100
-    coded = CodedLinear(linear)
-    coded.scale = coded.scale.to(dtype)
-    if dtype != torch.float32:  # refuses other states, as HQQ does
-        coded.forward = lambda x: nn.functional.linear(x, coded.codes.to(dtype) * coded.scale, coded.bias)
-        coded.bias = nn.Parameter(coded.bias.to(dtype)) if bias else None
-    kept = coded.bias
-    wanted = (coded.codes.to(dtype) * coded.scale).float()
-    assert torch.equal(read_weight(coded), wanted) and coded.bias is kept
-    added = AddedMap(coded)
-    added.add_low_rank(torch.ones(16, 1), torch.ones(24, 1))
-    with undone(added.remove):
-        added.attach()
-        assert torch.equal(read_weight(coded), wanted + 1)
-    coded.forward = lambda x: nn.functional.linear(x, wanted.to(x) * (len(x[0]) < 7))  # another map on many rows
-    with pytest.raises(EditingError, match="unit vectors are not its matrix"):
-        read_weight(coded)
-    assert coded.bias is kept
-
-
-def test_weights_in_a_class_of_another_package_identify_a_model(monkeypatch):
-    """As of torchao: codes and scales inside a tensor, which has no bytes of its own."""
-
-    class Codes(torch.Tensor):
-        def __tensor_flatten__(self):
-            return ["codes", "scale"], None
-
-    def model_of(codes, scale):
-        linear = nn.Linear(4, 3)
-        weight = torch.zeros(3, 4).as_subclass(Codes)
-        weight.codes, weight.scale = codes, scale
-        linear.weight = nn.Parameter(weight, requires_grad=False)
-        linear.weight.codes, linear.weight.scale = codes, scale
-        linear.bias.data.zero_()
-        return linear
-
-    ones, twos = torch.ones(3, 4, dtype=torch.int8), torch.full((3, 4), 2, dtype=torch.int8)
-    scales = torch.ones(3), torch.zeros(3)
-    found = {weights_digest(model_of(codes, scale)) for codes in (ones, twos) for scale in scales}
-    assert len(found) == 4 and weights_digest(model_of(ones.clone(), torch.ones(3))) in found
-
-
-def test_training_of_mend_is_refused_before_any_work(tmp_path):
-    model = build_model("llama")
-    model.model.layers[2].mlp.down_proj = PackedLinear(model.model.layers[2].mlp.down_proj)
-    with forbidden_forward(model), pytest.raises(EditingError, match=r"layers\.2\.mlp\.down_proj"):
-        trainer(model, tokenizer_of("llama"), tmp_path / "mend")
+# -- training ----------------------------------------------------------------------------------------------------------
 
 
 def test_mend_is_trained_on_a_quantized_model(models, tmp_path):
@@ -566,21 +406,3 @@ def test_mend_is_trained_on_a_quantized_model(models, tmp_path):
     editor = load_editor("mend", {"artifact": str(tmp_path / "mend")})
     (delta,) = editor.edit(model, tokenizer_of("llama"), [EDIT_REQUESTS[0]])
     assert delta.parameter_names
-
-
-def test_saved_edits_of_weights_that_cannot_be_read_are_refused():
-    model = build_model("llama")
-    place = "model.layers.1.mlp.down_proj"
-    (delta,) = editor_of("r_rome").edit(model, tokenizer_of("llama"), [EDIT_REQUESTS[0]])
-    for change in (PackedLinear, WithoutGradients, float8):
-        broken = build_model("llama")
-        broken.model.layers[1].mlp.down_proj = change(broken.get_submodule(place))
-        for apply in (lambda model: edited(model, delta).__enter__(), lambda model: row_edits(model, delta)):
-            with pytest.raises(EditingError, match=place):
-                apply(broken)
-
-
-def row_edits(model, delta):
-    from edit_hooks.deltas.row_edits import RowEdits
-
-    return RowEdits(model, [delta])

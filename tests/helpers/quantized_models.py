@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 
@@ -11,6 +12,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.pytorch_utils import Conv1D
 
+from edit_hooks.base.registry import editor_class
+from edit_hooks.contract.subject import contract_settings
 from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, build_tokenizer, save_tiny
 from edit_hooks.modeling.linear_maps import is_quantized
 from edit_hooks.modeling.weights import keep_layout, read_weight
@@ -143,3 +146,32 @@ def dequantized(root, model_type, model):
 
 def tokenizer_of(model_type):
     return build_tokenizer(NATURAL_TOKENIZER[model_type])
+
+
+# Settings for few steps, and editors that write into the prompt alone.
+FAST = {"num_steps": 3, "context_templates": ["{}", "Then they said. {}"]}
+ON_PROMPTS = ("ice", "ike", "ike_leaky_pool", "mello", "scr", "serac")
+
+
+def editor_of(name):
+    """An editor under its contract settings, with few steps."""
+    cls = editor_class(name)
+    settings = contract_settings(cls)
+    target = settings.get("base_settings", settings)
+    target.update({key: value for key, value in FAST.items() if key in target})
+    return cls(settings)
+
+
+@contextlib.contextmanager
+def forbidden_forward(model):
+    """A scope in which the model must not run."""
+
+    def fail(*_args):
+        raise AssertionError("the model ran before the refusal")
+
+    handles = [module.register_forward_pre_hook(fail) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
