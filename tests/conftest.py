@@ -11,6 +11,11 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Folders of tests are in memory where there is room: on a disk, each of the thousands of transactions of a store waits.
+if os.path.isdir("/dev/shm"):
+    memory = os.statvfs("/dev/shm")
+    if memory.f_bavail * memory.f_frsize > 4 << 30 and not memory.f_flag & os.ST_NOEXEC:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 # The import of submitit else closes the handlers of all loggers. That of absl, which rouge_score imports, then closes
 # the file in which pytest captures the output of all further tests.
 os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")

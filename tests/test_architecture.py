@@ -83,7 +83,7 @@ def test_all_contracts_are_kept() -> None:
     ("contract", "module", "line"),
     [
         ("The application uses", "judges/match.py", "def lazy():\n    from lm_eval_tasks.common.records import fields"),
-        ("The application uses", "edit_hooks/utils/errors.py", "import lm_edit"),
+        ("The application uses", "edit_hooks/contract/runner.py", "import lm_edit"),
         ("Rooms of edit_hooks", "edit_hooks/deltas/delta.py", "def lazy():\n    import edit_hooks.editors.rome"),
         ("Rooms of edit_hooks", "edit_hooks/attic/__init__.py", ""),  # a room without a floor
         ("Tasks and judges know", "judges/base.py", "import edit_hooks.modeling.tokens"),

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from paths import ROOT
 from quantized_models import CodedLinear, replaced
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from warm_python import run_warm
 
 from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, SPECIAL_TOKENS, build_model, build_tokenizer, save_tiny
 from edit_hooks.modeling.fingerprint import identity as identity_module
@@ -297,7 +296,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from edit_hooks.modeling.fingerprint.identity import model_identity
 print(model_identity(*(kind.from_pretrained(sys.argv[1]) for kind in (AutoModelForCausalLM, AutoTokenizer))).key)
 """
-    environment = {**os.environ, "PYTHONHASHSEED": "1"}  # the order of sets differs between processes
-    command = [sys.executable, "-c", script, str(theirs)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = run_warm(["-c", script, str(theirs)], cwd=ROOT)  # with another order of sets
+    assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == model_identity(*loaded).key == identity_of("gemma3_text").key

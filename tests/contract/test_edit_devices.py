@@ -40,11 +40,12 @@ def test_finished_dense_edits_wait_where_there_is_room(editor, joint, monkeypatc
     has_room = not joint
     monkeypatch.setattr(placement, "has_room", lambda device, num_bytes: has_room)
     subject = Subject(editor, "llama")
-    here = subject.make(**SETTINGS[editor]).edit(subject.model, subject.tokenizer, EDIT_REQUESTS[:3], joint=joint)
+    options = {"joint": joint, "measure": False}
+    here = subject.make(**SETTINGS[editor]).edit(subject.model, subject.tokenizer, EDIT_REQUESTS[:3], **options)
     with pretended_device():
         model = build_model("llama")
         move_model(model)
-        there = subject.make(**SETTINGS[editor]).edit(model, subject.tokenizer, EDIT_REQUESTS[:3], joint=joint)
+        there = subject.make(**SETTINGS[editor]).edit(model, subject.tokenizer, EDIT_REQUESTS[:3], **options)
         on_gpu = has_room and editor != "prune"  # whose updates are decomposed on the CPU
         assert [devices(delta) for delta in there] == [{DEVICE if on_gpu else CPU}] * (1 if joint else 3)
         weight = model.get_parameter("model.layers.1.mlp.down_proj.weight")

@@ -34,7 +34,8 @@ def test_steps_from_the_store_and_new_ones_are_combined(editor):
     settings = quick_settings(subject)
     joint = subject.capabilities.supports_joint
     # Made on the CPU: a loaded edit has all tensors there.
-    (first,) = subject.make(**settings).edit(subject.model, subject.tokenizer, EDIT_REQUESTS[:1], joint=joint)
+    options = {"joint": joint, "measure": False}
+    (first,) = subject.make(**settings).edit(subject.model, subject.tokenizer, EDIT_REQUESTS[:1], **options)
     if not first.stream_state and first.hook_edit is None:
         return  # this editor's steps read the weights only
     with pretended_device():
@@ -43,7 +44,7 @@ def test_steps_from_the_store_and_new_ones_are_combined(editor):
         instance = subject.make(**settings)
 
         def edit(number: int, history: list[Delta]) -> Delta:
-            (delta,) = instance.edit(model, subject.tokenizer, [EDIT_REQUESTS[number]], joint=joint, history=history)
+            (delta,) = instance.edit(model, subject.tokenizer, [EDIT_REQUESTS[number]], history=history, **options)
             return delta
 
         with AppliedDeltas(model) as applied:

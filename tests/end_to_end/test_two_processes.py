@@ -20,6 +20,7 @@ from lm_runs import SHORT
 from ordinary_tasks import write_tasks
 from paths import HELPERS, RECORDS, ROOT
 from saved_results import differences, evaluate_here, read_results
+from warm_python import run_warm
 
 from edit_hooks.contract.tiny_models import save_tiny
 
@@ -90,14 +91,11 @@ def two_processes(settings, names):
             *["--gen_kwargs", ",".join(f"{key}={value}" for key, value in SHORT.items())],
         ]
     command = [
-        *[sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"],
+        *["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"],
         *["--main_process_port", _free_port(), COMMAND, *words],
     ]
-    try:
-        done = subprocess.run(command, env=environment(), cwd=settings[0], capture_output=True, text=True, timeout=300)
-        failed = "" if done.returncode == 0 else done.stderr[-3000:] or "no output"
-    except subprocess.TimeoutExpired:
-        failed = "no end within five minutes"
+    done = run_warm(command, env=environment(), cwd=settings[0])
+    failed = "" if done.returncode == 0 else done.stderr[-3000:] or f"no output; exit code {done.returncode}"
     if failed and (obstacle := why_ranks_cannot_connect()):
         pytest.skip(f"processes cannot connect on this machine: {obstacle}")
     assert not failed, failed

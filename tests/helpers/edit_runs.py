@@ -41,7 +41,7 @@ def edits(subject: Subject, model: Any, more: dict[str, Any]) -> list[Delta]:
     history: list[Delta] = []
     with AppliedDeltas(model) as applied:
         for request in EDIT_REQUESTS[:2]:
-            history += editor.edit(model, subject.tokenizer, [request], joint=joint, history=history)
+            history += editor.edit(model, subject.tokenizer, [request], joint=joint, history=history, measure=False)
             applied.add(history[-1])
     return [*independent, *history]
 

@@ -2,7 +2,8 @@
 
 Importing torch and transformers takes three seconds of a command's four. One process per worker imports them once; each
 call runs in a fork of it, with its own arguments, environment, folder and import path. What an interpreter reads at its
-start alone (``-X``, ``PYTHONHASHSEED``, ``.pth`` files) is that of the first process: tests of these start another.
+start alone (``-X``, ``.pth`` files) is that of the first process: tests of these start another. Its hash seed, on which
+the order of sets depends, is HASH_SEED, and random in the processes of pytest.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import importlib
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +33,7 @@ LIBRARIES = (
     "scipy.stats",
 )
 TIMEOUT_S = 300
+HASH_SEED = "1"
 
 
 def run_warm(
@@ -62,6 +65,7 @@ def run_warm(
 def _server() -> subprocess.Popen[str]:
     """The process that is forked; it ends when this process does, at the end of its input."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environ["PYTHONHASHSEED"] = HASH_SEED
     command = [sys.executable, __file__]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
 
@@ -80,7 +84,8 @@ def _serve() -> None:
 
 
 def _run(request: dict[str, object]) -> None:
-    """Become the requested process; does not return."""
+    """Become the requested process, for TIMEOUT_S at most; does not return."""
+    signal.alarm(TIMEOUT_S)
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(str(request[name]), os.O_WRONLY | os.O_CREAT), descriptor)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
+from paths import ROOT
+from warm_python import run_warm
 
 # Editor module -> rooms and packages that importing it must not load.
 UNUSED = {
@@ -17,11 +17,14 @@ UNUSED = {
 PACKAGES = ("lm_eval", "sentence_transformers", "peft", "datasets")
 
 
-# Imports once what every editor loads, and each editor in a child of that process.
+# Imports once what every editor loads, and each editor in a child of that process, which finds no package of PACKAGES.
 CODE = """
 import importlib, os, sys
 import torch, transformers.modeling_utils, edit_hooks
-for editor in sys.argv[1:]:
+for name in list(sys.modules):
+    if name.partition(".")[0] in sys.argv[1].split(","):
+        del sys.modules[name]
+for editor in sys.argv[2:]:
     child = os.fork()
     if child == 0:
         importlib.import_module(f"edit_hooks.editors.{editor}")
@@ -34,8 +37,8 @@ for editor in sys.argv[1:]:
 @pytest.fixture(scope="module")
 def modules_after_import() -> dict[str, set[str]]:
     """Editor module -> names of the modules that an interpreter holds after importing it."""
-    command = [sys.executable, "-c", CODE, *UNUSED]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    done = run_warm(["-c", CODE, ",".join(PACKAGES), *UNUSED], cwd=ROOT)
+    assert done.returncode == 0, done.stderr
     return {name: set(modules) for name, *modules in map(str.split, done.stdout.splitlines())}
 
 

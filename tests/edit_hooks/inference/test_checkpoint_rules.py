@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -61,17 +62,24 @@ def configure(monkeypatch: pytest.MonkeyPatch, **entries: Any) -> None:
         monkeypatch.setattr(model_and_tokenizer()[0].generation_config, name, value, raising=False)
 
 
-@pytest.mark.parametrize("entry", [name for name in FOLLOWED if name != "remove_invalid_values"])
-def test_every_entry_is_followed_as_in_generate(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, tokenizer = model_and_tokenizer()
+@functools.cache
+def free_answers() -> tuple[list[GenerateItem], list[GeneratedText]]:
+    """Items, and their answers without any entry."""
     items = [item_of(prompt) for prompt in PROMPTS]
     # A prompt of one token, before which a text begins; prompts of many tokens, of which the answer repeats some.
     contexts = [(4,), *(tuple(range(start, start + 100)) for start in range(4, 304, 100))]
     items += [replace(items[0], context=context) for context in contexts]
-    free = decoded(*((item, None) for item in items))
+    return items, decoded(*((item, None) for item in items))
+
+
+@pytest.mark.parametrize("entry", [name for name in FOLLOWED if name != "remove_invalid_values"])
+def test_every_entry_is_followed_as_in_generate(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = model_and_tokenizer()
+    items, free = free_answers()
     settings = ENTRIES[entry](list(free[0].token_ids or ()))
-    configure(monkeypatch, **{name: value for name, value in settings.items() if name not in FOLLOWED})
-    without = decoded(*((item, None) for item in items))
+    others = {name: value for name, value in settings.items() if name not in FOLLOWED}
+    configure(monkeypatch, **others)
+    without = decoded(*((item, None) for item in items)) if others else free
     configure(monkeypatch, **settings)
     assert list(generation_settings(model)) == [entry]
     under_edits = [(item, delta) for item in items[:2] for delta in edits(model).values()]

@@ -35,9 +35,9 @@ def test_help_begins_with_the_core_verbs(capsys):
     assert "cache" in more.split() and "cache" not in core.split()
 
 
-@pytest.mark.parametrize("arguments", [["editors"], ["--help"]])
+@pytest.mark.parametrize("arguments", [["sweep", "--list"], ["--help"]])
 def test_a_closed_pipe_ends_quietly(arguments):
-    """As with ``lm-edit editors | head -1``, once head is gone."""
+    """As with ``lm-edit sweep --list | head -1``, once head is gone."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}  # argparse ignores write errors
     command = [sys.executable, "-m", "lm_edit.cli.main", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)

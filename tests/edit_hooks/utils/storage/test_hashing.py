@@ -59,22 +59,23 @@ def test_equal_values_have_equal_keys() -> None:
     assert key_of([1]) != key_of(["1"]) and len(key_of("é")) == 64
 
 
-@pytest.mark.parametrize(
-    ("file", "addition"),
-    [
-        ("lm_edit/cli/main.py", STATEMENT),
-        ("lm_edit/cli/main.py", COMMENT),
-        ("edit_hooks/utils/errors.py", STATEMENT),
-        ("edit_hooks/base/registry.py", STATEMENT),
-        ("edit_hooks/editors/grace.py", STATEMENT),
-        ("edit_hooks/lm/model.py", STATEMENT),
-        ("edit_hooks/editors/rome.py", COMMENT),
-        ("edit_hooks/editors/rome.py", DOCSTRING),
-        ("edit_hooks/locate/moments/solve.py", DOCSTRING),
-    ],
-)
-def test_the_fingerprint_of_an_editor_ignores(clone: Path, file: str, addition: str, unchanged: str) -> None:
-    change(clone / file, addition)
+IGNORED = [
+    ("lm_edit/cli/main.py", STATEMENT),
+    ("lm_edit/cli/main.py", COMMENT),
+    ("edit_hooks/utils/errors.py", STATEMENT),
+    ("edit_hooks/base/registry.py", STATEMENT),
+    ("edit_hooks/editors/grace.py", STATEMENT),
+    ("edit_hooks/lm/model.py", STATEMENT),
+    ("edit_hooks/editors/rome.py", COMMENT),
+    ("edit_hooks/editors/rome.py", DOCSTRING),
+    ("edit_hooks/locate/moments/solve.py", DOCSTRING),
+]
+
+
+def test_the_fingerprint_of_an_editor_ignores_what_computes_nothing_of_it(clone: Path, unchanged: str) -> None:
+    """All at once: each fingerprint reads 200 files in a new process."""
+    for file, addition in IGNORED:
+        change(clone / file, addition)
     assert fingerprint(clone, "edit_hooks.editors.rome") == unchanged
 
 

@@ -184,7 +184,7 @@ def test_the_plans_have_the_stated_settings(section: dict[str, Any], entry: dict
 
 @pytest.mark.parametrize("name", shipped_plans())
 def test_a_plan_with_a_chat_template_has_it_from_the_map(name: str) -> None:
-    plan, _ = runs_of(name)
+    plan = load_plan(shipped_plans()[name])
     texts = [entry["run"] for section, entry in MAPPED if name in plans_of(section, entry)]
     assert bool(plan.lm_eval.get("apply_chat_template")) == any(CHAT_TEMPLATE in text for text in texts)
 

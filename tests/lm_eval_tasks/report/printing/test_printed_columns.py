@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -40,8 +41,14 @@ def saved_results(*tasks: str, **settings: Any) -> dict[str, Any]:
     return parts
 
 
+@functools.cache
+def benchmark_names() -> dict[str, str]:
+    """Task -> the name of its benchmark."""
+    return {task: str(build(task).benchmark.name) for task in TASKS}
+
+
 def tasks_of(name: str) -> list[str]:
-    return [task for task in TASKS if str(build(task).benchmark.name) == name]
+    return [task for task, of_task in benchmark_names().items() if of_task == name]
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
