@@ -95,7 +95,7 @@ class _Batch:
         self.names: tuple[str, ...] = ()
         self.losses_EP: torch.Tensor | None = None
         self.replay: Callable[[], None] | None = None
-        self.is_recorded = isinstance(forward, SuffixForward) and forward.in_buckets and not terms
+        self.is_recorded = isinstance(forward, SuffixForward) and forward.in_buckets
         if self.is_recorded:
             self.mean, self.forward.batch = self.mean.in_buckets(), forward.batch.with_labels_in_buckets()
 

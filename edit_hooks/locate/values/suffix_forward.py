@@ -115,21 +115,24 @@ class SuffixForward:
     """Suffix-only forward passes.
 
     A :class:`~edit_hooks.locate.values.value_batch.ValueForward`.
+
+    Args:
+        may_be_recorded: the steps are, if they wait for launches; then shapes are rounded up, so that recorded steps of
+            other batches can be replayed (``in_buckets``).
     """
 
-    def __init__(self, model: nn.Module, batch: ValueBatch, layer: int, site: Site) -> None:
+    def __init__(
+        self, model: nn.Module, batch: ValueBatch, layer: int, site: Site, *, may_be_recorded: bool = False
+    ) -> None:
         self.model, self.batch, self.layer, self.site = unwrapped(model), batch, layer, site
         self.arch = architecture_of(self.model)
         self.lm_head = ModelHead(self.model)
-        self.in_buckets = self._goes_into_buckets()
+        self.in_buckets = may_be_recorded and self._is_recorded()
         self.cached_modules = self._cached_modules()
         self.groups, self.activations = self._prepare()
 
-    def _goes_into_buckets(self) -> bool:
-        """Whether shapes are rounded up, so that recorded steps of other batches can be replayed.
-
-        Where steps are recorded, and of a batch whose steps wait for launches.
-        """
+    def _is_recorded(self) -> bool:
+        """Whether steps of the model are recorded, and those of this batch wait for launches."""
         device = self.batch.ids_RT.device
         if self.batch.noise_RTD is not None or not runs_ahead(device) or not records(self.model, device, RECORDED):
             return False

@@ -134,7 +134,10 @@ def optimize_values(
         for chunk in split_problems(problems, limits):
             chunk_terms = terms(chunk) if terms is not None else ()
             batch = ValueBatch.of([problems[index] for index in chunk], input_device(inner))
-            forward = ENGINES[engine](inner, batch, settings.layer, settings.site)
+            make = ENGINES[engine]
+            if solve is solve_ahead and not chunk_terms:  # terms decide by the number of the step
+                make = functools.partial(SuffixForward, may_be_recorded=True)
+            forward = make(inner, batch, settings.layer, settings.site)
             solved = solve(forward, settings, limits.max_logits, chunk_terms, progress or (lambda _count: None))
             values.update(zip(chunk, solved, strict=True))
     return [values[index] for index in range(len(problems))]

@@ -160,6 +160,18 @@ def test_steps_that_cannot_be_recorded_run_as_before(caplog):
     assert len(caplog.records) == 1
 
 
+@pytest.mark.parametrize(("editor", "is_recorded"), [("memit", True), ("bird", False), ("pmet", False)])
+def test_shapes_are_rounded_up_where_steps_are_recorded(editor, is_recorded, monkeypatch):
+    subject, in_buckets = Subject(editor, "llama", torch.float64), []
+    prepare = suffix_forward.SuffixForward._prepare
+    monkeypatch.setattr(
+        suffix_forward.SuffixForward, "_prepare", lambda self: in_buckets.append(self.in_buckets) or prepare(self)
+    )
+    with recorded_on_a_cpu() as recorder:
+        subject.make(num_steps=5).edit(subject.model, subject.tokenizer, EDIT_REQUESTS[:1])
+    assert in_buckets and {*in_buckets} == {is_recorded} and (recorder.num_captures > 0) == is_recorded
+
+
 @pytest.mark.parametrize("limit", ["RECORDED_TOKENS", "RECORDED_PREFIX"])
 def test_large_batches_are_not_recorded(limit, monkeypatch):
     monkeypatch.setattr(suffix_forward, limit, 8)
