@@ -49,6 +49,7 @@ from edit_hooks.memory.column_memory import KIND, ColumnMemory, Feature, Selecti
 from edit_hooks.memory.steps import step_numbers
 from edit_hooks.memory.unrelated_texts import UNRELATED_TEXTS
 from edit_hooks.modeling.architectures import architecture_of, input_device, map_shape, unwrapped
+from edit_hooks.modeling.device.run_ahead import LateRead
 from edit_hooks.modeling.forward.kv_cache import right_padded
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.tensors import at_least_float32
@@ -299,6 +300,7 @@ def _train(
     extra = 1 if config.target_mean == "released" else 0
     values_DP: torch.Tensor | None = None
     losses: list[float] = []
+    late: LateRead | None = None
     num_steps = 0
     leaf: list[torch.Tensor] = []
 
@@ -311,10 +313,12 @@ def _train(
 
     with torch.enable_grad():
         for _ in range(config.num_steps):
+            if late is not None:  # read when a GPU has the step that follows it
+                losses += late.wait().tolist()
             stopped = has_converged(losses)  # of the losses that a step followed
             nll_L = forward.nll(with_memory)
             loss = (nll_L / (rows.counts_L().to(nll_L.device) + extra)).sum() / len(rows.ids_RT)
-            losses.append(float(loss.detach()))
+            late = LateRead(loss[None])
             if stopped:
                 break
             (values_DP,) = leaf
@@ -322,4 +326,6 @@ def _train(
             with torch.no_grad():
                 values_DP -= config.lr * (clipped(gradient_DP) + config.weight_decay * values_DP)
             num_steps += 1
+    if late is not None:
+        losses += late.wait().tolist()
     return leaf[0].detach(), losses, num_steps

@@ -406,13 +406,14 @@ def _capture(
         for chunk in _chunks(rows):
             batch = _unmasked_batch(model, [rows[index] for index in chunk])
             factors, nll_L = token_factors(model, batch, 1, names)
+            losses = _means(nll_L, [rows[index] for index in chunk])
             for row, index in enumerate(chunk):
                 positions = _feature_positions(rows[index], config)
                 by_module = {
                     name: Features(x[row, positions].double(), delta[row, positions].double())
                     for name, (x, delta) in factors.items()
                 }
-                captured[index] = RowFeatures(by_module, float(nll_L[batch.row_L == row].mean()))
+                captured[index] = RowFeatures(by_module, losses[row])
     return [captured[index] for index in range(len(rows))]
 
 
@@ -426,9 +427,15 @@ def _losses_under(model: PreTrainedModel, rows: Sequence[LabeledRow], delta: Del
             batch = _unmasked_batch(model, [rows[index] for index in chunk])
             with PerRowAdapters(model, [delta]) if is_alone else edited(model, delta):
                 nll_L = label_nll(model, batch)
-            for row, index in enumerate(chunk):
-                losses[index] = float(nll_L[batch.row_L == row].mean())
+            for index, loss in zip(chunk, _means(nll_L, [rows[index] for index in chunk]), strict=True):
+                losses[index] = loss
     return losses
+
+
+def _means(nll_L: torch.Tensor, rows: Sequence[LabeledRow]) -> list[float]:
+    """Mean of every row's labels, with one read of their device."""
+    parts = nll_L.detach().split([len(row.labels) for row in rows])
+    return torch.stack([part_L.mean() for part_L in parts]).tolist()
 
 
 def _feature_positions(row: LabeledRow, config: UltraEditConfig) -> list[int]:

@@ -63,6 +63,7 @@ from edit_hooks.memory.side_memory import (
 from edit_hooks.memory.steps import NUM_BEFORE
 from edit_hooks.memory.unrelated_texts import UNRELATED_TEXTS, draw_texts
 from edit_hooks.modeling.architectures import architecture_of, is_transposed, unwrapped, weight_of
+from edit_hooks.modeling.device.run_ahead import LateRead
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode, tokenizer_chat_context
@@ -406,19 +407,22 @@ def train(
     forward = MAP_ENGINES[config.engine](model, rows, name)
     change, shrink, mask = memory.change.clone().requires_grad_(True), memory.shrink, memory.mask
     history: list[dict[str, float]] = []
+    late: _LateLosses | None = None
     steps, stopped = 0, False
     for _ in range(config.num_steps):
+        if late is not None:
+            history.append(late.read())
         # As released: of the losses that a step followed, so the present one does not count.
         stopped = has_converged([record["loss"] for record in history])
         losses = _evaluate(model, name, rows, forward, change, config)
         loss = losses.nll + losses.margin.to(losses.nll.device)
-        history.append(_read({"loss": loss, "nll": losses.nll, "margin": losses.margin}))
+        parts = {"loss": loss, "nll": losses.nll, "margin": losses.margin}
+        if replay is not None and not stopped:
+            parts["replay"] = replay.loss(change)
+            parts["loss"] = loss = loss + parts["replay"].to(loss.device)
+        late = _LateLosses(parts)
         if stopped:
             break
-        if replay is not None:
-            replayed = replay.loss(change)
-            loss = loss + replayed.to(loss.device)
-            history[-1] |= _read({"loss": loss, "replay": replayed})
         (gradient,) = torch.autograd.grad(loss, change)
         with torch.no_grad():
             change -= config.lr * (gradient + config.weight_decay * (weight + change)) * mask
@@ -428,16 +432,23 @@ def train(
                 shrink += config.lr * config.weight_decay * (1 - shrink)
                 change.copy_(torch.where(mask, change, shrunk(weight, shrink, config.norm_constraint)))
         steps += 1
+    if late is not None:
+        history.append(late.read())
     distance_R = losses.distance_R.detach()
     distance_in, distance_out = float(distance_R[:-1].mean()), float(distance_R[-1:].mean())
     return TrainingResult(change.detach(), shrink, history, steps, stopped, distance_in, distance_out)
 
 
-def _read(parts: dict[str, torch.Tensor]) -> dict[str, float]:
-    """Scalars, with one read of their device."""
-    first, *_ = parts.values()
-    values = torch.stack([part.detach().to(first.device) for part in parts.values()])
-    return dict(zip(parts, values.tolist(), strict=True))
+class _LateLosses:
+    """Scalars that are read together, once a GPU has the step that follows them."""
+
+    def __init__(self, parts: dict[str, torch.Tensor]) -> None:
+        first, *_ = parts.values()
+        self.names = list(parts)
+        self.values = LateRead(torch.stack([part.detach().to(first.device) for part in parts.values()]))
+
+    def read(self) -> dict[str, float]:
+        return dict(zip(self.names, self.values.wait().tolist(), strict=True))
 
 
 def _evaluate(

@@ -86,14 +86,15 @@ class CachedMapForward:
             self.forward = CachedLabelForward(model, rows, [name])
         (self.activations,), (mask_RT,) = activations, masks
         self.forward.rows = replace(rows, mask_RT=mask_RT.to(rows.ids_RT.device))
-        self.has_label_R = torch.bincount(rows.row_L, minlength=len(rows.ids_RT)) > 0
-        self.forward.select(self.has_label_R)
+        has_label_R = torch.bincount(rows.row_L, minlength=len(rows.ids_RT)) > 0
+        self.labeled_rows = has_label_R.nonzero()[:, 0]
+        self.forward.select(has_label_R)
         self.forward.end_at_labels()
 
     def nll(self, transform: Transform) -> torch.Tensor:
         output_RTD = transform(*self.activations)
         width = self.forward.rows.ids_RT.shape[1]
-        labeled_RTD = output_RTD[self.has_label_R.to(output_RTD.device), :width]
+        labeled_RTD = output_RTD[self.labeled_rows.to(output_RTD.device), :width]
         with outputs_replaced([self.module], labeled_RTD):
             return self.forward.nll()
 
