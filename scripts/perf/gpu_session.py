@@ -85,12 +85,15 @@ def run_tests(out: Path, until: float) -> None:
     """Run the files of tests that no earlier call has run to their end."""
     log = out / "tests.txt"
     files = [*TESTS, *([WITH_LM_EVAL] if importlib.util.find_spec("lm_eval") else [])]
+    # with -v a test that is stopped has a line, and so have those before it
+    options = ["-v", "--noconftest", "--tb=short", "--durations=5", "-p", "no:cacheprovider"]
+    if importlib.util.find_spec("xdist"):  # tiny models leave a card idle
+        options += ["-n", str(min(8, os.cpu_count() or 1))]
     for file in files:
         ended = f"== {file} ended with"
         if log.is_file() and ended in log.read_text():
             continue
-        options = ["-q", "-rfE", "--tb=short", "--durations=5", "-p", "no:cacheprovider"]
-        status = run([sys.executable, "-m", "pytest", "--noconftest", *options, file], log, until - time.monotonic())
+        status = run([sys.executable, "-m", "pytest", *options, file], log, until - time.monotonic())
         with log.open("a") as output:
             output.write(f"== {file} was stopped\n" if status is None else f"{ended} {status}\n")
         print(f"{file}: {'stopped, out of time' if status is None else f'exit status {status}'}", flush=True)

@@ -92,7 +92,6 @@ def measured(action: Callable[[], object]) -> Measured:
 
     if not torch.cuda.is_available():
         return Measured(time_seconds(action), None)
-    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     seconds = time_seconds(action)
     return Measured(seconds, torch.cuda.max_memory_allocated())

@@ -13,9 +13,11 @@ import torch
 
 from edit_hooks import Delta
 from edit_hooks.contract.subject import EDIT_REQUESTS, Subject, distance
+from edit_hooks.contract.tiny_models import build_model
 from edit_hooks.locate.values import steps_ahead
 from edit_hooks.modeling.device import recording
 from edit_hooks.modeling.device.recording import CudaRecorder, refusals
+from edit_hooks.modeling.memory import free_cuda_bytes, graph_bytes
 
 DEVICE = torch.device("cuda", 0)
 # CI has no GPU; there a recorder of operations takes the place of CUDA (tests/helpers/recorded_operations.py).
@@ -103,3 +105,42 @@ def test_no_step_waits(model_type, monkeypatch):
     monkeypatch.setattr(steps_ahead._Batch, "_launch", watched)
     subject.make(num_steps=4).edit(subject.model, subject.tokenizer, EDIT_REQUESTS[:2])
     assert max(numbers) == 3
+
+
+def test_a_capture_that_fails_leaves_nothing():
+    """PyTorch before 2.13 would refuse to give memory back, to draw numbers and to record again."""
+    model, recorder, number = build_model("llama").to(DEVICE), CudaRecorder(), torch.zeros(3, device=DEVICE)
+    calls = []
+
+    def reads_in_the_capture() -> None:
+        calls.append(number.add_(1))
+        if len(calls) == 2:
+            number.tolist()
+
+    with pytest.raises(RuntimeError):
+        recorder.capture(model, reads_in_the_capture)
+    assert len(calls) == 2 and not torch.cuda.is_current_stream_capturing()
+    torch.cuda.empty_cache()
+    assert torch.rand(3, device=DEVICE).isfinite().all()
+    number.zero_()
+    recorder.capture(model, lambda: number.add_(1))()
+    assert number.tolist() == [2, 2, 2], "the run before the capture, and the replay"
+
+
+def test_memory_of_graphs_is_counted_and_given_back():
+    """Recordings of a model share a pool, which ends with the last of them."""
+    model, recorder = build_model("llama").to(DEVICE), CudaRecorder()
+
+    def step() -> None:
+        torch.ones(2**22, device=DEVICE).exp().sum()
+
+    for _ in range(2):
+        torch.cuda.empty_cache()
+        before, free = graph_bytes[DEVICE], free_cuda_bytes(DEVICE)
+        replays = [recorder.capture(model, step) for _ in range(2)]
+        assert graph_bytes[DEVICE] - before >= 2**24
+        assert free - free_cuda_bytes(DEVICE) >= 2**24
+        replays.pop()()
+        assert graph_bytes[DEVICE] > before
+        replays.clear()
+        assert graph_bytes[DEVICE] == before
