@@ -24,12 +24,11 @@ Shapes: R rows (one per request), C clusters, P points, Q query width, r rank, f
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -54,8 +53,8 @@ from edit_hooks.gradient.labeled_rows import (
     target_row,
 )
 from edit_hooks.memory.adapter_database import (
-    NO_ADAPTER,
     Adapter,
+    Change,
     Cluster,
     Database,
     Point,
@@ -63,7 +62,7 @@ from edit_hooks.memory.adapter_database import (
     outputs_at,
 )
 from edit_hooks.memory.codebook import distances, radius_warnings, same_prompt_distance
-from edit_hooks.memory.steps import NUM_BEFORE
+from edit_hooks.memory.steps import NUM_BEFORE, step_numbers
 from edit_hooks.modeling.architectures import Role, architecture_of, map_shape, num_layers, unwrapped, weight_of
 from edit_hooks.modeling.hooks import Registration, frozen, hooks
 from edit_hooks.modeling.tensors import at_least_float32
@@ -126,65 +125,56 @@ class MELOConfig(EditorConfig):
                 )
 
 
-class Placement(NamedTuple):
-    """The clusters after an edit, and the rule that applied.
-
-    The rule is first, new, joined, overwritten or split.
-    """
-
-    clusters: list[Cluster]
-    reason: str
-
-
 def add_point(
-    clusters: Sequence[Cluster],
-    point: Point,
+    database: Database,
+    number: int,
+    query_Q: torch.Tensor,
     label: list[int],
     config: MELOConfig,
     same_query: float,
     rounding: float,
-) -> Placement:
-    """Place the query of a new edit by MELO's rules.
+) -> Change:
+    """Place the query of edit ``number`` by MELO's rules.
 
     Args:
+        database, query_Q: on the CPU, where steps of a stream are saved.
         same_query: relative distance up to which a center is the same prompt (:func:`same_prompt_distance`).
         rounding: relative distance that rounding alone makes. The farthest point of a cluster lies on its edge, and in
             another batch its prompt would be beyond it.
     """
-    new = Cluster(point.query_Q, config.radius, label, [point])
-    if not clusters:
-        return Placement([new], "first")
-    centers_CQ = torch.stack([cluster.center_Q for cluster in clusters]).to(point.query_Q)
-    distance_C = distances(point.query_Q[None], centers_CQ)[0]
-    number = int(distance_C.argmin())
-    distance, nearest = float(distance_C[number]), clusters[number]
-    before, after = clusters[:number], clusters[number + 1 :]
+    new, point = Cluster(number, query_Q, config.radius, label), Point(number, query_Q, number)
+    if not database:
+        return Change("first", [new], [point])
+    distance_C = distances(query_Q[None], database.centers_CQ)[0]
+    position = int(distance_C.argmin())
+    distance, nearest = float(distance_C[position]), database[position]
     if distance > nearest.radius + config.radius:
-        return Placement([*clusters, new], "new")
+        return Change("new", [new], [point])
+    points = database.points_of(nearest)
     if nearest.label == label:
-        points = [*nearest.points, point]
-        return Placement([*before, _cluster_of(points, label, config.radius, rounding), *after], "joined")
-    if distance <= same_query * float(point.query_Q.norm()):
-        return Placement([*before, *after, dataclasses.replace(new, radius=nearest.radius)], "overwritten")
+        queries_PQ = torch.cat([points.queries_PQ.to(query_Q), query_Q[None]])
+        joined = _cluster_of(nearest, queries_PQ, config.radius, rounding)
+        return Change("joined", [joined], [point._replace(cluster=nearest.number)])
+    if distance <= same_query * float(query_Q.norm()):
+        overwriting, gone = new._replace(radius=nearest.radius), points.number_P.tolist()
+        return Change("overwritten", [overwriting], [point], [nearest.number], gone)
     radius = distance / 2 - SPLIT_GAP
-    inside = [other for other in nearest.points if _distance(other.query_Q, nearest.center_Q) <= radius]
-    points = inside or [Point(nearest.center_Q, NO_ADAPTER)]  # an emptied cluster still guards its neighborhood
-    narrowed = dataclasses.replace(nearest, radius=radius, points=points)
-    halved = dataclasses.replace(new, radius=distance / 2 + SPLIT_GAP)
-    return Placement([*before, narrowed, *after, halved], "split")
+    split = [nearest._replace(radius=radius), new._replace(radius=distance / 2 + SPLIT_GAP)]
+    is_outside_P = distances(nearest.center_Q[None], points.queries_PQ)[0] > radius
+    outside = points.number_P[is_outside_P].tolist()
+    if not is_outside_P.all():
+        return Change("split", split, [point], (), outside)
+    # An emptied cluster still guards its neighborhood: one of its points moves to the center, without adapters.
+    first, *others = outside
+    guard = Point(first, nearest.center_Q, nearest.number, has_adapter=False)
+    return Change("split", split, [guard, point], (), others)
 
 
-def _cluster_of(points: list[Point], label: list[int], min_radius: float, rounding: float) -> Cluster:
+def _cluster_of(cluster: Cluster, queries_PQ: torch.Tensor, min_radius: float, rounding: float) -> Cluster:
     """The cluster around the mean of its points that reaches the farthest one."""
-    queries_PQ = torch.stack([point.query_Q.to(points[-1].query_Q) for point in points])
     center_Q = queries_PQ.mean(0)
     reach_P = distances(center_Q[None], queries_PQ)[0] + rounding * queries_PQ.norm(dim=1)
-    radius = max(float(reach_P.max()), min_radius)
-    return Cluster(center_Q, radius, label, points)
-
-
-def _distance(first_Q: torch.Tensor, second_Q: torch.Tensor) -> float:
-    return float(distances(first_Q[None], second_Q[None].to(first_Q)))
+    return cluster._replace(center_Q=center_Q, radius=max(float(reach_P.max()), min_radius))
 
 
 class MELO(Editor[MELOConfig]):
@@ -235,7 +225,8 @@ class MELO(Editor[MELOConfig]):
         modules = arch.all_module_names(config.modules, config.edited_layers)
         same_query, rounding = same_prompt_distance(config.same_query, model), same_prompt_distance(0.0, model)
         history = _database_after(job.history, query_name, modules, config.query_token)
-        number = 0 if history is None else history.settings["next_block"]
+        numbers = step_numbers(history)
+        number = numbers[NUM_BEFORE]
         leaves = [_initial_adapter(model, name, job.requests, number, config) for name in modules]
         targets = [_target_row(job.tokenizer, request, config) for request in job.requests]
         rows = batch_rows(model, targets)
@@ -246,42 +237,24 @@ class MELO(Editor[MELOConfig]):
             if config.engine == "fast":
                 cache_lower_blocks(model, rows, first_layer)
             adapters, losses_SR = _train(model, rows, dict(zip(modules, leaves, strict=True)), config)
-        deltas = []
+        deltas, database = [], Database(history)
         for index, target in enumerate(targets):
-            database = Database.from_hook_edit(history)
-            own_adapters = [Adapter(*(factor[index] for factor in adapter)) for adapter in adapters]
             label = [token for _, token in target.labels]
-            reason = _add_edit(database, query_RQ[index].cpu(), label, own_adapters, config, same_query, rounding)
-            settings = {"module": query_name, "targets": modules, "query_token": config.query_token, NUM_BEFORE: number}
+            change = add_point(database, number, query_RQ[index].cpu(), label, config, same_query, rounding)
+            settings = {"module": query_name, "targets": modules, "query_token": config.query_token, **numbers}
+            own_adapters = [Adapter(*(factor[index] for factor in adapter)) for adapter in adapters]
             losses = losses_SR[:, index].tolist()
+            num_new = sum(cluster.number == number for cluster in change.clusters)
             diagnostics = {
                 **loss_diagnostics(losses, num_steps=len(losses)),
-                "entry": reason,
-                "num_clusters": len(database.clusters),
-                "radius": database.cluster_of(database.next_id - 1).radius,
+                "entry": change.reason,
+                "num_clusters": len(database) + num_new - len(change.removed_clusters),
+                "radius": change.clusters[-1].radius,  # of the one with the new point
                 "query_norm": float(query_RQ[index].norm()),
             }
-            hook_edit = database.to_hook_edit(settings, {database.next_id - 1})
-            deltas.append(Delta(hook_edit=hook_edit, diagnostics=diagnostics))
+            deltas.append(Delta(hook_edit=change.to_hook_edit(own_adapters, settings), diagnostics=diagnostics))
         job.progress(len(deltas))
         return deltas
-
-
-def _add_edit(
-    database: Database,
-    query_Q: torch.Tensor,
-    label: list[int],
-    adapters: list[Adapter],
-    config: MELOConfig,
-    same_query: float,
-    rounding: float,
-) -> str:
-    """Add an edit's point and adapters to the database; returns the rule that applied."""
-    point = Point(query_Q, database.next_id)
-    database.clusters, reason = add_point(database.clusters, point, label, config, same_query, rounding)
-    database.adapters[point.adapter_id] = adapters
-    database.next_id += 1
-    return reason
 
 
 def _target_row(tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: MELOConfig) -> LabeledRow:

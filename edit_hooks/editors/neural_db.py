@@ -25,7 +25,7 @@ Shapes: U requests of one delta, N entries, f and d input and output width of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -99,6 +99,40 @@ class FactColumn(NamedTuple):
     fact: str
 
 
+class KnownFacts:
+    """The entries of an edit; none for ``None``.
+
+    They stay in their tensors: after a few thousand facts an object of each would take more time than the next fact.
+    """
+
+    def __init__(self, edit: HookEdit | None) -> None:
+        self._edit = edit
+
+    def __len__(self) -> int:
+        return 0 if self._edit is None else len(self._edit.tensors["index"])
+
+    @property
+    def keys_NF(self) -> torch.Tensor:
+        return torch.zeros(0, 0) if self._edit is None else self._edit.tensors["keys"]
+
+    @property
+    def number_N(self) -> torch.Tensor:
+        return torch.zeros(0, dtype=torch.int64) if self._edit is None else self._edit.tensors["index"]
+
+    @property
+    def facts(self) -> Sequence[str]:
+        return [] if self._edit is None else self._edit.settings["facts"]
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next new entry."""
+        return int(self.number_N.max()) + 1 if len(self) else 0
+
+    def positions(self, facts: Container[str]) -> dict[str, int]:
+        """The positions of those of some facts that are here."""
+        return {fact: position for position, fact in enumerate(self.facts) if fact in facts}
+
+
 class NeuralDB(ValueEditor[NeuralDBConfig]):
     """A table of facts at one layer, looked up by the cosine of keys."""
 
@@ -120,15 +154,15 @@ class NeuralDB(ValueEditor[NeuralDBConfig]):
     def compute(self, job: EditJob[NeuralDBConfig]) -> list[Delta]:
         config = job.config
         earlier = self._earlier(job.model, config, job.history)
-        entries = self._entries(job)
+        table, entries = KnownFacts(earlier), self._entries(job)
         deltas = []
         for group in _groups(job):
             new = [entries[number] for number in group]
-            step, num_replaced = added(_table_of(earlier), [entry for entry, _ in new], config.same_key)
+            step, num_replaced = added(table, [entry for entry, _ in new], config.same_key)
             delta = Delta(hook_edit=self._hook_edit(job.model, config, earlier, step, ()))
             delta.diagnostics = {
                 **batch_diagnostics([value for _, value in new]),
-                "num_entries": len(_table_of(earlier) | step),
+                "num_entries": len(table) + sum(number >= table.next_number for number in step),
                 "num_replaced": num_replaced,
             }
             if config.keep_intermediates:
@@ -159,14 +193,15 @@ class NeuralDB(ValueEditor[NeuralDBConfig]):
         inner = unwrapped(model)
         config = self.resolve_config(inner, tokenizer)
         earlier = self._earlier(inner, config, history)
-        numbers = {entry.fact: number for number, entry in _table_of(earlier).items()}
-        for request in requests:
-            if fact_of(request) not in numbers:
+        table, facts = KnownFacts(earlier), {fact_of(request): request for request in requests}
+        positions = table.positions(facts)
+        for fact, request in facts.items():
+            if fact not in positions:
                 raise EditingError(
-                    f"the fact {request.text!r} cannot be removed: it is none of the {len(numbers)} facts of this "
+                    f"the fact {request.text!r} cannot be removed: it is none of the {len(table)} facts of this "
                     "table. A fact is known by its prompt and subject; its target does not matter."
                 )
-        gone = sorted({numbers[fact_of(request)] for request in requests})
+        gone = sorted(int(table.number_N[position]) for position in positions.values())
         delta = Delta(hook_edit=self._hook_edit(inner, config, earlier, {}, gone))
         delta.meta = {"editor": self.name, "config": config.to_dict(), "requests": []}
         delta.meta["removed"] = [request.to_dict() for request in requests]
@@ -222,9 +257,7 @@ class NeuralDB(ValueEditor[NeuralDBConfig]):
         return architecture_of(model).rewrite_name(layer)
 
 
-def added(
-    table: dict[int, FactColumn], new: Sequence[FactColumn], same_key: float
-) -> tuple[dict[int, FactColumn], int]:
+def added(table: KnownFacts, new: Sequence[FactColumn], same_key: float) -> tuple[dict[int, FactColumn], int]:
     """The entries that new facts add to a table or change in it, by number.
 
     A fact that is there is changed, and so is the entry with the same key; the later of two new ones counts.
@@ -232,42 +265,39 @@ def added(
     Returns:
         The entries, and how many other facts they replace.
     """
-    keys_MF = torch.stack([entry.key_F for entry in [*table.values(), *new]])
-    rows_at_once = max(1, MAX_COSINES // len(keys_MF))
-    is_live_M = torch.arange(len(keys_MF)) < len(table)  # keys of entries that are not replaced
-    number_of = {entry.fact: number for number, entry in table.items()}
-    fact_at = {number: entry.fact for number, entry in table.items()}
-    column_of = {number: column for column, number in enumerate(table)}
-    step, num_replaced, next_number = dict[int, FactColumn](), 0, max(table, default=-1) + 1
+    num_known, num_columns = len(table), len(table) + len(new)
+    own_UF = torch.stack([entry.key_F for entry in new])
+    rows_at_once = max(1, MAX_COSINES // num_columns)
+    is_live_M = torch.arange(num_columns) < num_known  # columns of entries that are not replaced
+    numbers = list[int]()  # of the new columns
+    column_of = table.positions({entry.fact for entry in new})
+    step, num_replaced, next_number = dict[int, FactColumn](), 0, table.next_number
     for row, entry in enumerate(new):
         if (place := row % rows_at_once) == 0:
-            cosine_UM = keys_MF[len(table) + row :][:rows_at_once] @ keys_MF.T
-        number = number_of.get(entry.fact)
-        if number is None and is_live_M.any():
+            cosine_UM = _cosines(own_UF[row:][:rows_at_once], table.keys_NF, own_UF)
+        column = column_of.get(entry.fact)
+        if column is None and is_live_M.any():
             cosine, nearest = cosine_UM[place].masked_fill(~is_live_M, -torch.inf).max(0)
             if float(cosine) >= same_key:
-                number = next(known for known, column in column_of.items() if column == int(nearest))
+                column = int(nearest)
+                replaced = table.facts[column] if column < num_known else new[column - num_known].fact
+                column_of.pop(replaced, None)
                 num_replaced += 1
-        if number is None:
+        if column is None:
             number, next_number = next_number, next_number + 1
         else:
-            is_live_M[column_of[number]] = False
-            del number_of[fact_at[number]]
-        column_of[number], fact_at[number], number_of[entry.fact] = len(table) + row, entry.fact, number
-        is_live_M[column_of[number]] = True
+            is_live_M[column] = False
+            number = int(table.number_N[column]) if column < num_known else numbers[column - num_known]
+        column_of[entry.fact] = num_known + row
+        is_live_M[num_known + row] = True
+        numbers.append(number)
         step[number] = entry
     return step, num_replaced
 
 
-def _table_of(edit: HookEdit | None) -> dict[int, FactColumn]:
-    """The entries of an edit by number; none for ``None``."""
-    if edit is None:
-        return {}
-    columns = (edit.tensors["keys"], edit.tensors["residuals"], edit.settings["facts"])
-    return {
-        number: FactColumn(*column)
-        for number, column in zip(edit.tensors["index"].tolist(), zip(*columns, strict=True), strict=True)
-    }
+def _cosines(keys_UF: torch.Tensor, *tables: torch.Tensor) -> torch.Tensor:
+    """Products [U, M] with the keys of unit length of all tables."""
+    return torch.cat([keys_UF.to(table_NF) @ table_NF.T for table_NF in tables if len(table_NF)], 1)
 
 
 def _groups(job: EditJob[NeuralDBConfig]) -> list[list[int]]:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from edit_hooks.deltas.forward_context import ForwardContext
 from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_table, on_target
 from edit_hooks.deltas.schema import Record, Schema, Tensor, list_of, one_of, require_distinct, same_length, text, whole
-from edit_hooks.memory.steps import STEP_NUMBERS, last_of_each, settings_of_sum
+from edit_hooks.memory.steps import STEP_NUMBERS, NumberedRows, settings_of_sum, sum_of_rows
 from edit_hooks.modeling.tensors import in_widest_type
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.settings.numbers import NON_NEGATIVE
@@ -124,14 +124,9 @@ class CodebookHooks(HookKind):
     @classmethod
     def combine(cls, steps: Sequence[HookEdit]) -> HookEdit:
         """The codebook after the last step: each entry as the last step that changed it left it."""
-        index_N = torch.cat([step.tensors["index"] for step in steps])
-        kept_N = last_of_each(index_N)
-        tensors = {"index": index_N[kept_N]}
-        for name in ("keys", "values", "radii"):
-            tensors[name] = torch.cat([step.tensors[name] for step in steps])[kept_N]
-        labels = [label for step in steps for label in step.settings["labels"]]
-        settings = {**settings_of_sum(steps), "labels": [labels[position] for position in kept_N.tolist()]}
-        return HookEdit(steps[0].kind, tensors, settings)
+        table = NumberedRows.of(steps, "index", ("keys", "values", "radii"))
+        settings = {**settings_of_sum(steps), "labels": table.entries("labels")}
+        return sum_of_rows(steps[0].kind, table.rows, settings)
 
     def transform_output(self, index: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
         entry_RT = self._entries(index, x_RTF)

@@ -27,7 +27,7 @@ from edit_hooks.deltas.schema import (
     text,
     whole,
 )
-from edit_hooks.memory.steps import STEP_NUMBERS, last_of_each, settings_of_sum
+from edit_hooks.memory.steps import STEP_NUMBERS, NumberedRows, settings_of_sum, sum_of_rows
 from edit_hooks.modeling.tensors import in_widest_type
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.settings.numbers import COSINE, NON_NEGATIVE
@@ -35,7 +35,6 @@ from edit_hooks.utils.settings.numbers import COSINE, NON_NEGATIVE
 KIND = "residual_table"
 MAX_COSINES = 2**24  # held at once
 REMOVED = "removed"
-GONE = -1  # in place of the row of an entry
 
 
 class ResidualTableHooks(HookKind):
@@ -81,25 +80,9 @@ class ResidualTableHooks(HookKind):
     @classmethod
     def combine(cls, steps: Sequence[HookEdit]) -> HookEdit:
         """The table after the last step: each entry as the last step that changed it left it, without removed ones."""
-        # Every entry and every removal, in order: the entry's number, and its row in the tables of all steps.
-        numbers: list[torch.Tensor] = []
-        rows: list[torch.Tensor] = []
-        num_rows = 0
-        for step in steps:
-            own, gone = step.tensors["index"], torch.tensor(step.settings[REMOVED], dtype=torch.int64)
-            numbers += [own, gone]
-            rows += [torch.arange(num_rows, num_rows + len(own)), torch.full_like(gone, GONE)]
-            num_rows += len(own)
-        number_N, row_N = torch.cat(numbers), torch.cat(rows)
-        last_N = last_of_each(number_N)
-        number_N, row_N = number_N[last_N], row_N[last_N]
-        kept_N = row_N[row_N != GONE]
-        tensors = {
-            name: torch.cat([step.tensors[name] for step in steps])[kept_N] for name in ("keys", "residuals", "index")
-        }
-        facts = [fact for step in steps for fact in step.settings["facts"]]
-        settings = {"facts": [facts[row] for row in kept_N.tolist()], REMOVED: number_N[row_N == GONE].tolist()}
-        return HookEdit(steps[0].kind, tensors, {**settings_of_sum(steps), **settings})
+        table = NumberedRows.of(steps, "index", ("keys", "residuals"), REMOVED)
+        settings = {**settings_of_sum(steps), "facts": table.entries("facts"), REMOVED: table.removed}
+        return sum_of_rows(steps[0].kind, table.rows, settings)
 
     def transform_output(self, index: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
         table = self._tables[index]

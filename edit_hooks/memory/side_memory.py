@@ -79,6 +79,38 @@ class Memory:
         return [self.number, self.threshold, self.shrink, self.radius]
 
 
+class PackedMemory(Memory):
+    """A memory of an edit, whose tensors are formed where they are read.
+
+    An edit trains the current memory; it reads the stored ones, each as large as the weight, where it merges them.
+    """
+
+    def __init__(
+        self,
+        hook_edit: HookEdit,
+        weight: torch.Tensor,
+        number: int,
+        threshold: float,
+        shrink: float,
+        radius: float | None,
+    ) -> None:
+        self.number, self.threshold, self.shrink, self.radius = number, threshold, shrink, radius
+        self._packed = hook_edit, weight
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        """Form a tensor at its first use."""
+        if name not in ("mask", "change"):
+            raise AttributeError(name)
+        hook_edit, weight = self._packed
+        if name == "mask":
+            self.mask = unpack_bits(hook_edit.tensors[f"{self.number}/mask"], weight)
+            return self.mask
+        change = shrunk(weight, self.shrink, self.radius)
+        change[self.mask] = hook_edit.tensors[f"{self.number}/values"].to(change)
+        self.change = change
+        return change
+
+
 @dataclass
 class MemoryBank:
     """The side memories after some edits of a stream.
@@ -125,16 +157,9 @@ class MemoryBank:
         """The memories of a hook edit, on the device of the map's ``weight``; empty for ``None``."""
         if hook_edit is None:
             return cls(None, [])
-        settings = hook_edit.settings
-
-        def read_memory(number: int, threshold: float, shrink: float, radius: float | None) -> Memory:
-            mask = unpack_bits(hook_edit.tensors[f"{number}/mask"], weight)
-            change = shrunk(weight, shrink, radius)
-            change[mask] = hook_edit.tensors[f"{number}/values"].to(change)
-            return Memory(number, change, mask, threshold, shrink, radius)
-
-        current = None if settings["current"] is None else read_memory(*settings["current"])
-        stored = [read_memory(*entry) for entry in settings["stored"]]
+        settings, entry = hook_edit.settings, hook_edit.settings["current"]
+        current = None if entry is None else PackedMemory(hook_edit, weight, *entry)
+        stored: list[Memory] = [PackedMemory(hook_edit, weight, *entry) for entry in settings["stored"]]
         num_rows = sum(name.startswith(f"{EDITS}/") for name in hook_edit.tensors)
         rows = [hook_edit.tensors[f"{EDITS}/{number}"] for number in range(num_rows)]
         past = PastEdits(rows, list(settings.get("turns", [])))

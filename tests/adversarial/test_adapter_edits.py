@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 import torch
+from adapter_databases import adapters_of, clusters_of
 from hook_edits import EDIT_REQUESTS, make, nll, stream_of
 from safetensors.torch import save_file
 from tiny_architectures import ARCHITECTURES
@@ -14,7 +15,7 @@ from tiny_architectures import ARCHITECTURES
 from edit_hooks import Delta, EditingError, EditRequest
 from edit_hooks.base.checks import position_limit
 from edit_hooks.contract.tiny_models import EDIT_LAYER, build_model, build_tokenizer
-from edit_hooks.memory.adapter_database import NO_ADAPTER, Database
+from edit_hooks.memory.adapter_database import NO_ADAPTER
 from edit_hooks.modeling.architectures import map_shape
 from edit_hooks.utils.errors import UnusableRequestError
 
@@ -98,11 +99,11 @@ def test_an_emptied_cluster_stays_in_a_stream_and_its_prompt_is_answered_as_befo
     second = EditRequest(prompt=EDIT_REQUESTS[1].text, target_new=first.target_new)
     third = dataclasses.replace(EDIT_REQUESTS[2], target_new=EDIT_REQUESTS[1].target_new)
     steps = stream_of("melo", model, tokenizer, [first, second, third], radius=1e3)
-    database = Database.from_hook_edit(steps[-1].hook_edit)
-    assert [[point.adapter_id for point in cluster.points] for cluster in database.clusters] == [[NO_ADAPTER], [2]]
-    assert torch.equal(database.clusters[0].points[0].query_Q, database.clusters[0].center_Q)
     Delta.summed(steps).save(tmp_path / "stream.safetensors")
     whole = Delta.load(tmp_path / "stream.safetensors")
-    assert sorted(Database.from_hook_edit(whole.hook_edit).adapters) == [2]
+    emptied, other = clusters_of(whole.hook_edit)
+    assert (emptied.adapter_ids, other.adapter_ids) == ([NO_ADAPTER], [2])
+    assert torch.equal(emptied.queries[0], emptied.center_Q)
+    assert sorted(adapters_of(whole.hook_edit)) == [2]
     assert nll(model, tokenizer, first, whole) == nll(model, tokenizer, first, None)
     assert nll(model, tokenizer, third, whole) < nll(model, tokenizer, third, None)

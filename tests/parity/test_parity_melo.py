@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from adapter_databases import adapters_of, clusters_of
 from golden_data import golden_case, golden_names
 from parity import relative_error
 
 from edit_hooks import Delta, EditRequest, edited, load_editor
-from edit_hooks.memory.adapter_database import Database
+from edit_hooks.deltas.hook_edit import HookEdit
 
 # Also in float64 the release's loss passes through float32. Queries do not depend on the loss.
 FACTOR_BOUNDS = {torch.float32: 1e-4, torch.float64: 1e-6}
@@ -38,21 +39,21 @@ def config_of(case: dict[str, Any], draw: dict[str, torch.Tensor]) -> dict[str, 
 
 
 def check_step(
-    delta: Delta, case: dict[str, Any], tensors: dict[str, torch.Tensor], number: int, dtype: torch.dtype
+    history: list[Delta], case: dict[str, Any], tensors: dict[str, torch.Tensor], number: int, dtype: torch.dtype
 ) -> None:
     """The database after one step, and the adapters that the step has trained."""
     step, scale = case["steps"][number], case["hparams"]["num_block"]
-    hook_edit = delta.hook_edit
+    delta, hook_edit = history[-1], HookEdit.combine(delta.hook_edit for delta in history)
     assert hook_edit is not None and hook_edit.settings["module"] == case["query_module"]
     assert hook_edit.settings["targets"] == case["target_modules"]
-    database = Database.from_hook_edit(hook_edit)
+    clusters = clusters_of(hook_edit)
     released = [[NO_ADAPTER.get(block, block) for block in points] for points in step["points"]]
-    assert [[point.adapter_id for point in cluster.points] for cluster in database.clusters] == released
-    centers = torch.stack([cluster.center_Q for cluster in database.clusters])
+    assert [cluster.adapter_ids for cluster in clusters] == released
+    centers = torch.stack([cluster.center_Q for cluster in clusters])
     assert relative_error(centers, tensors[f"step{number}.centres"]) < QUERY_BOUNDS[dtype]
-    radii = torch.tensor([cluster.radius for cluster in database.clusters], dtype=torch.float64)
+    radii = torch.tensor([cluster.radius for cluster in clusters], dtype=torch.float64)
     assert relative_error(radii, tensors[f"step{number}.radii"]) < QUERY_BOUNDS[dtype]
-    for name, adapter in zip(case["target_modules"], database.adapters[number], strict=True):
+    for name, adapter in zip(case["target_modules"], adapters_of(hook_edit)[number], strict=True):
         assert relative_error(adapter.up_KF.T, tensors[f"step{number}.A.{name}"]) < FACTOR_BOUNDS[dtype], name
         assert relative_error(adapter.down_DK.T / scale, tensors[f"step{number}.B.{name}"]) < FACTOR_BOUNDS[dtype], name
     losses = [record["loss"] for record in delta.diagnostics["losses"]]
@@ -82,7 +83,7 @@ def test_melo_gives_the_stream_of_the_release(model_name, name, golden_model):
             if history:
                 applied.enter_context(edited(model, Delta.summed(history)))
             history += editor.edit(model, tokenizer, [EditRequest(**record)], history=history)
-        check_step(history[-1], case, tensors, number, dtype)
+        check_step(history, case, tensors, number, dtype)
         whole = Delta.summed(history)
         for ids, length, after in zip(
             case["input_ids"], case["prompt_lengths"], case["steps"][number]["nll_per_token_after"], strict=False

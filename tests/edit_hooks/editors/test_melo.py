@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from adapter_databases import Found, adapters_of, clusters_of
 from hook_edits import EDIT_REQUESTS, make, nll, stream_of
 from safetensors.torch import save_file
 from tiny_architectures import ARCHITECTURES
@@ -11,26 +12,42 @@ from value_problems import keep_wide
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
 from edit_hooks.contract.tiny_models import EDIT_LAYER, NATURAL_TOKENIZER, build_model, build_tokenizer
+from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.editors.melo import MELOConfig, _initial_up, _target_row, add_point
-from edit_hooks.memory.adapter_database import NO_ADAPTER, Adapter, Cluster, Database, Point
+from edit_hooks.memory.adapter_database import NO_ADAPTER, Adapter, Change, Cluster, Database, Point
 from edit_hooks.modeling.architectures import map_shape
 from edit_hooks.modeling.tokens import split_continuation
 
 CONFIG = MELOConfig(radius=1.0)
 
 
-def cluster(*points: float, label: int = 0, radius: float = 1.0) -> Cluster:
-    """On a line; adapter ids count from 0."""
-    entries = [Point(torch.tensor([place, 0.0]), number) for number, place in enumerate(points)]
-    return Cluster(torch.tensor([sum(points) / len(points), 0.0]), radius, [label], entries)
+def step(number: int, change: Change) -> HookEdit:
+    numbers = {"num_before": number, "num_edits": number + 1}
+    return change.to_hook_edit([], {"module": "m", "targets": [], "query_token": "last_prompt", **numbers})
 
 
-def add(clusters, place: float, label: int = 0, rounding: float = 0.0):
-    return add_point(clusters, Point(torch.tensor([place, 0.0]), 9), [label], CONFIG, CONFIG.same_query, rounding)
+def cluster(*points: float, label: int = 0, radius: float = 1.0) -> tuple[list[float], list[int], float]:
+    """On a line."""
+    return list(points), [label], radius
 
 
-def places(found: Cluster) -> list[float]:
-    return [float(point.query_Q[0]) for point in found.points]
+def add(clusters, place: float, label: int = 0, rounding: float = 0.0, tokens: list[int] | None = None):
+    """The clusters after one more edit, and the rule that applied. Edits are numbered from 0."""
+    steps = []
+    for points, own_label, radius in clusters:
+        number = len(steps)
+        for point in points:
+            center = Cluster(number, torch.tensor([sum(points) / len(points), 0.0]), radius, own_label)
+            steps.append(
+                step(len(steps), Change("", [center], [Point(len(steps), torch.tensor([point, 0.0]), number)]))
+            )
+    database, query_Q = Database(HookEdit.combine(steps)), torch.tensor([place, 0.0])
+    change = add_point(database, len(steps), query_Q, tokens or [label], CONFIG, CONFIG.same_query, rounding)
+    return clusters_of(HookEdit.combine([*steps, step(len(steps), change)])), change.reason
+
+
+def places(found: Found) -> list[float]:
+    return [float(query_Q[0]) for query_Q in found.queries]
 
 
 # -- the rules -------------------------------------------------------------------------------------------------------
@@ -63,21 +80,19 @@ def test_other_target_nearby_splits_and_drops_outside_points():
     assert found[2].radius > 0.6 > found[1].radius  # a prompt half way belongs to the newer one
     emptied, _ = add([cluster(-0.5, 0.5)], 0.2, label=5)
     assert [part.label for part in emptied] == [[0], [5]]  # it stays, and selects no adapter
-    assert emptied[0].points[0].adapter_id == NO_ADAPTER and places(emptied[0]) == [0.0]
+    assert emptied[0].adapter_ids == [NO_ADAPTER] and places(emptied[0]) == [0.0]
 
 
 def test_the_same_prompt_with_another_target_is_overwritten():
     found, reason = add([cluster(2.0, radius=1.3), cluster(9.0, label=4)], 2.0, label=5)
     assert reason == "overwritten" and sorted(part.label[0] for part in found) == [4, 5]
     (new,) = [part for part in found if part.label == [5]]
-    assert places(new) == [2.0] and new.points[0].adapter_id == 9 and new.radius == 1.3
+    assert places(new) == [2.0] and new.adapter_ids == [2] and new.radius == 1.3
 
 
 def test_targets_are_compared_token_by_token():
     """The release compares sums, which agree for (1, 4) and (2, 3)."""
-    old = cluster(0.0)
-    old.label = [1, 4]
-    found, reason = add_point([old], Point(torch.tensor([0.5, 0.0]), 9), [2, 3], CONFIG, CONFIG.same_query, 0.0)
+    found, reason = add([([0.0], [1, 4], 1.0)], 0.5, tokens=[2, 3])
     assert reason == "split" and len(found) == 2
 
 
@@ -129,7 +144,7 @@ def test_adapters_are_those_of_a_plain_loop(model_type):
         handle.remove()
     assert [entry["loss"] for entry in delta.diagnostics["losses"]] == pytest.approx(losses, rel=1e-8)
     assert losses[-1] < losses[0]
-    (adapters,) = Database.from_hook_edit(delta.hook_edit).adapters.values()
+    (adapters,) = adapters_of(delta.hook_edit).values()
     for n, adapter in enumerate(adapters):
         product = scale * leaves[2 * n + 1] @ leaves[2 * n]
         found = adapter.down_DK @ adapter.up_KF
@@ -140,7 +155,7 @@ def test_the_starting_draw_is_as_wide_as_the_released_one():
     """Uniform within 1 / sqrt(number of blocks x rank), whatever the width of the map."""
     model, tokenizer = build_model("llama"), build_tokenizer("byte_bpe_bos")
     (delta,) = make("melo", num_steps=1, lr=1e-9, scale=50.0, rank=8).edit(model, tokenizer, EDIT_REQUESTS[:1])
-    (adapters,) = Database.from_hook_edit(delta.hook_edit).adapters.values()
+    (adapters,) = adapters_of(delta.hook_edit).values()
     for adapter in adapters:
         largest = float(adapter.up_KF.abs().max())
         assert 0.9 / 20 < largest <= 1 / 20 + 1e-6
@@ -157,7 +172,7 @@ def test_given_factors_replace_the_draw(from_file, tmp_path):
     settings = {"initial_factors": source, "num_steps": 1, "lr": 1e-9}
     steps = stream_of("melo", model, tokenizer, EDIT_REQUESTS[:2], **settings)
     for number, step in enumerate(steps):
-        (adapter,) = Database.from_hook_edit(step.hook_edit).adapters[number]
+        (adapter,) = adapters_of(step.hook_edit)[number]
         assert torch.allclose(adapter.up_KF.T, given[:, 2 * number : 2 * number + 2], atol=1e-6)
     with pytest.raises(EditingError, match="enough for 2 edits of rank 2, and this is edit 3"):
         make("melo", **settings).edit(model, tokenizer, EDIT_REQUESTS[2:3], history=steps)
@@ -220,13 +235,13 @@ def test_the_nearest_point_of_a_cluster_gives_the_adapter():
     steps = stream_of("melo", model, tokenizer, [first, second], radius=1e3)
     assert [step.diagnostics["entry"] for step in steps] == ["first", "joined"]
     whole = Delta.summed(steps)
-    database = Database.from_hook_edit(whole.hook_edit)
-    assert len(database.clusters) == 1 and sorted(database.adapters) == [0, 1]
-    for request, adapter_id in ((first, 0), (second, 1)):
-        alone = Database([database.clusters[0]], {adapter_id: database.adapters[adapter_id]}, 2)
-        alone.clusters[0].points = [Point(point.query_Q, adapter_id) for point in database.clusters[0].points]
-        settings = {name: whole.hook_edit.settings[name] for name in ("module", "targets", "query_token")}
-        lone = Delta(hook_edit=alone.to_hook_edit(settings, {adapter_id}))
+    (found,), adapters = clusters_of(whole.hook_edit), adapters_of(whole.hook_edit)
+    assert found.adapter_ids == sorted(adapters) == [0, 1]
+    for request, number in ((first, 0), (second, 1)):
+        # the same cluster, around one point with the adapter of one edit
+        lone_point = Change("", [Cluster(number, *found[:3])], [Point(number, found.center_Q, number)])
+        settings = {**whole.hook_edit.settings, "num_before": 0}
+        lone = Delta(hook_edit=lone_point.to_hook_edit(adapters[number], settings))
         together, apart = (nll(model, tokenizer, request, delta) for delta in (whole, lone))
         assert together == pytest.approx(apart, abs=1e-5)
         assert together < nll(model, tokenizer, request, None)

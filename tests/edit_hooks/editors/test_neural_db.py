@@ -14,8 +14,9 @@ from torch import nn
 
 from edit_hooks import Delta, EditingError, edited
 from edit_hooks.contract.tiny_models import build_model, build_tokenizer, natural_tokenizer
+from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.editors import neural_db
-from edit_hooks.editors.neural_db import REPLACED_WARNING, FactColumn, added
+from edit_hooks.editors.neural_db import REPLACED_WARNING, FactColumn, KnownFacts, added
 from edit_hooks.locate.values.rows import rewriting_row
 from edit_hooks.modeling.hooks import hooks, on_input, record_at
 from edit_hooks.request import EditRequest
@@ -117,13 +118,24 @@ def test_facts_with_one_key_replace_each_other_with_a_warning():
     assert REPLACED_WARNING in later.warnings and later.hook_edit.tensors["index"].tolist() == [0]
 
 
+def table_of(entries: dict[int, FactColumn]) -> KnownFacts:
+    """A table of some entries."""
+    if not entries:
+        return KnownFacts(None)
+    keys, facts = torch.stack([entry.key_F for entry in entries.values()]), [entry.fact for entry in entries.values()]
+    tensors = {"keys": keys, "residuals": keys, "index": torch.tensor(list(entries))}
+    return KnownFacts(HookEdit("residual_table", tensors, {"facts": facts}))
+
+
 def test_numbers_go_on_behind_removed_ones():
     keys = torch.eye(4)
     entries = [FactColumn(keys[number], keys[number], f"fact{number}") for number in range(4)]
-    step, replaced = added({0: entries[0], 5: entries[1]}, [entries[2], entries[3]._replace(fact="fact2")], 0.9)
+    step, replaced = added(
+        table_of({0: entries[0], 5: entries[1]}), [entries[2], entries[3]._replace(fact="fact2")], 0.9
+    )
     assert (list(step), replaced) == ([6], 0)  # the second is a change of the first
     assert torch.equal(step[6].key_F, keys[3])
-    step, replaced = added({}, [entries[0], entries[0]._replace(fact="other"), entries[1]], 0.9)
+    step, replaced = added(KnownFacts(None), [entries[0], entries[0]._replace(fact="other"), entries[1]], 0.9)
     assert ({number: entry.fact for number, entry in step.items()}, replaced) == ({0: "other", 1: "fact1"}, 1)
 
 
@@ -155,7 +167,7 @@ def test_entries_are_those_of_one_fact_after_another(draws, num_old, rows_at_onc
     _, expected, expected_replaced = one_by_one(old, entries[num_old:])
     if entries[num_old:]:
         with mock.patch.object(neural_db, "MAX_COSINES", rows_at_once * (len(old) + len(entries[num_old:]))):
-            step, num_replaced = added(old, entries[num_old:], 0.999)
+            step, num_replaced = added(table_of(old), entries[num_old:], 0.999)
         assert {number: entry.fact for number, entry in step.items()} == {n: one.fact for n, one in expected.items()}
         assert all(entry.key_F is expected[number].key_F for number, entry in step.items())
         assert num_replaced == expected_replaced

@@ -18,6 +18,7 @@ from edit_hooks.editors.wise import WISEConfig, training_rows
 from edit_hooks.inference.items import Limits
 from edit_hooks.inference.scoring import score
 from edit_hooks.locate.context_templates import sample_templates
+from edit_hooks.memory import side_memory
 from edit_hooks.memory.replay import mean_positive
 from edit_hooks.memory.side_memory import Memory, MemoryBank
 from edit_hooks.prompt_context import qa_context
@@ -373,13 +374,18 @@ def test_decide_every_call_includes_target_tokens():
 
 
 @pytest.mark.parametrize("retrieve", [True, False])
-def test_memories_are_stored_and_merged_on_schedule(retrieve):
+def test_memories_are_stored_and_merged_on_schedule(retrieve, monkeypatch):
     """Every 2 edits stored, every 4 merged: counts after each of 9 edits, fresh masks, thresholds."""
     model, tokenizer = loaded("llama")
     requests = [EditRequest(prompt=f"The river number {n} flows to", target_new="Rome") for n in range(9)]
     schedule = {**CONFIG, "num_steps": 2, "save_every": 2, "merge_every": 4, "retrieve": retrieve, "merge": "linear"}
     schedule["weight_decay"] = 0.0  # so that a memory is the original outside its mask
+    formed, shrunk = [], side_memory.shrunk
+    monkeypatch.setattr(side_memory, "shrunk", lambda *args: formed.append(1) or shrunk(*args))
     steps = stream_of("wise", model, tokenizer, requests, **schedule)
+    # Every second edit reads the current memory, and every fourth the other one to be merged; other reads of stored
+    # memories would make every edit slower with each of them.
+    assert len(formed) == (6 if retrieve else 7)
     shape = weight_of(model, steps[0])
     seen = [MemoryBank.from_hook_edit(HookEdit.combine([d.hook_edit for d in steps[: n + 1]]), shape) for n in range(9)]
     stored = [len(state.stored) for state in seen]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from adapter_databases import adapters_of, clusters_of
 
 from edit_hooks import Delta, EditingError, Factor, edited
 from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.deltas.row_edits import RowEdits
-from edit_hooks.memory.adapter_database import Adapter, Cluster, Database, Point, outputs_at
+from edit_hooks.memory.adapter_database import NO_ADAPTER, Adapter, Change, Cluster, Point, outputs_at
 from edit_hooks.modeling.architectures import architecture_of, is_transposed, map_shape
 
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 16]])
@@ -26,24 +27,27 @@ def adapter(model, seed: int) -> Adapter:
     return Adapter(torch.randn(2, width_in, generator=generator), torch.randn(width_out, 2, generator=generator))
 
 
-def database(model, ids: torch.Tensor) -> Database:
+def step(model, number: int, change: Change, adapters: list[Adapter] | None = None) -> HookEdit:
+    query, target = modules(model)
+    numbers = {"num_before": number, "num_edits": number + 1}
+    settings = {"module": query, "targets": [target], "query_token": "last_prompt", **numbers}
+    return change.to_hook_edit(adapters or [adapter(model, number)], settings)
+
+
+def stream(model, ids: torch.Tensor) -> list[HookEdit]:
     """One cluster and one adapter per prompt, at the prompts' own queries."""
     last = torch.full((len(ids),), ids.shape[1] - 1)
     queries = outputs_at(model, modules(model)[0], lambda: model(ids), last)
-    clusters = [Cluster(query_Q, 1e-3, [number], [Point(query_Q, number)]) for number, query_Q in enumerate(queries)]
-    return Database(clusters, {number: [adapter(model, number)] for number in range(len(ids))}, len(ids))
-
-
-def hook_edit_of(model, content: Database, changed: set[int], num_before: int = 0) -> HookEdit:
-    query, target = modules(model)
-    settings = {"module": query, "targets": [target], "query_token": "last_prompt", "num_before": num_before}
-    return content.to_hook_edit(settings, changed)
+    return [
+        step(model, number, Change("new", [Cluster(number, query_Q, 1e-3, [number])], [Point(number, query_Q, number)]))
+        for number, query_Q in enumerate(queries)
+    ]
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "llama"])
 def test_each_row_runs_with_its_nearest_points_adapter(model_type, tiny_model):
     model = tiny_model(model_type)
-    whole = Delta(hook_edit=hook_edit_of(model, database(model, IDS[:2]), {0, 1}))
+    whole = Delta(hook_edit=HookEdit.combine(stream(model, IDS[:2])))
     with torch.no_grad():
         plain = model(IDS).logits
         with edited(model, whole):
@@ -61,26 +65,51 @@ def test_each_row_runs_with_its_nearest_points_adapter(model_type, tiny_model):
         assert not torch.allclose(inside[number], plain[number], atol=1e-2)
 
 
-def test_a_database_survives_the_round_trip(tiny_model):
+def test_a_step_holds_what_it_changes(tiny_model, tmp_path):
+    """In a saved stream the steps are alike, however many there were before."""
     model = tiny_model("llama")
-    content = database(model, IDS)
-    again = Database.from_hook_edit(hook_edit_of(model, content, {0, 2}))
-    assert again.next_id == 3 and sorted(again.adapters) == [0, 2]
-    assert torch.equal(again.adapters[2][0].up_KF, content.adapters[2][0].up_KF)
-    for ours, theirs in zip(again.clusters, content.clusters, strict=True):
-        assert torch.equal(ours.center_Q, theirs.center_Q) and ours.label == theirs.label
-        assert [point.adapter_id for point in ours.points] == [point.adapter_id for point in theirs.points]
-    assert Database.from_hook_edit(None) == Database()
+    steps = stream(model, IDS)
+    assert [{name: tensor.shape for name, tensor in one.tensors.items()} for one in steps[1:]] == [
+        {name: tensor.shape for name, tensor in steps[0].tensors.items()}
+    ] * 2
+    Delta(hook_edit=HookEdit.combine(steps)).save(tmp_path / "whole.safetensors")
+    whole = Delta.load(tmp_path / "whole.safetensors").hook_edit
+    assert sorted(adapters_of(whole)) == [0, 1, 2] and [one.label for one in clusters_of(whole)] == [[0], [1], [2]]
+    assert torch.equal(adapters_of(whole)[2][0].up_KF, adapter(model, 2).up_KF)
+    with (
+        pytest.raises(EditingError, match="lacks 2 earlier ones of its stream"),
+        edited(model, Delta(hook_edit=steps[2])),
+    ):
+        pass
 
 
-def test_adapters_without_a_point_are_dropped_from_the_sum_of_steps(tiny_model):
+def test_sums_of_sums_are_the_sum(tiny_model):
+    """A narrowed cluster, a guard, a removed cluster; the adapters of points that are gone leave."""
     model = tiny_model("llama")
-    content = database(model, IDS)
-    first = hook_edit_of(model, content, {0, 1})
-    content.clusters = content.clusters[1:]
-    combined = HookEdit.combine([first, hook_edit_of(model, content, {2}, num_before=3)])
-    assert sorted(Database.from_hook_edit(combined).adapters) == [1, 2]
-    other = hook_edit_of(model, content, {2})
+    steps = stream(model, IDS)
+    query_Q = steps[0].tensors["centers"][0]
+    split = [Cluster(1, query_Q, 0.5, [1]), Cluster(3, query_Q, 2.0, [3])]
+    guarded = Change("split", split, [Point(1, query_Q, 1, has_adapter=False), Point(3, query_Q, 3)])
+    steps.append(step(model, 3, guarded))
+    overwritten = Change("overwritten", [Cluster(4, query_Q, 1.0, [4])], [Point(4, query_Q, 4)], [0], [0])
+    steps.append(step(model, 4, overwritten))
+    whole = HookEdit.combine(steps)
+    assert [(one.label, one.adapter_ids) for one in clusters_of(whole)] == [
+        ([1], [NO_ADAPTER]), ([2], [2]), ([3], [3]), ([4], [4]),
+    ]  # fmt: skip
+    assert sorted(adapters_of(whole)) == [2, 3, 4]
+    in_turn = steps[0]
+    for one in steps[1:]:
+        in_turn = HookEdit.combine([in_turn, one])
+    apart = HookEdit.combine([HookEdit.combine(steps[:2]), HookEdit.combine(steps[2:])])
+    for total in (in_turn, apart):
+        assert total.settings == whole.settings
+        assert total.tensors.keys() == whole.tensors.keys()
+        assert all(torch.equal(tensor, whole.tensors[name]) for name, tensor in total.tensors.items())
+
+
+def test_adapters_of_different_modules_are_not_put_together(tiny_model):
+    first, other = stream(tiny_model("llama"), IDS[:2])
     other.settings["targets"] = ["elsewhere"]
     with pytest.raises(EditingError, match="different modules"):
         HookEdit.combine([first, other])
@@ -88,7 +117,13 @@ def test_adapters_without_a_point_are_dropped_from_the_sum_of_steps(tiny_model):
 
 def test_adapters_of_another_width_are_refused(tiny_model):
     model = tiny_model("llama")
-    content = database(model, IDS[:1])
-    content.adapters[0] = [Adapter(torch.ones(2, 3), torch.ones(model.config.hidden_size, 2))]
-    with pytest.raises(EditingError, match="maps 3 ->"):
-        hook_edit_of(model, content, {0}).check(model)
+    point = Change("first", [Cluster(0, torch.ones(4), 1.0, [0])], [Point(0, torch.ones(4), 0)])
+    wrong = [Adapter(torch.ones(2, 3), torch.ones(model.config.hidden_size, 2))]
+    width = map_shape(model.get_submodule(modules(model)[0]))[0]
+    for center, message in (
+        (torch.ones(4), f"maps {model.config.hidden_size} -> 4,"),
+        (torch.ones(width), "maps 3 ->"),
+    ):
+        change = point._replace(clusters=[point.clusters[0]._replace(center_Q=center)])
+        with pytest.raises(EditingError, match=message):
+            step(model, 0, change, wrong).check(model)

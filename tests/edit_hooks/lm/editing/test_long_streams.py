@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+import itertools
+import statistics
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
 from paths import ROOT
 
+from edit_hooks import edited
 from edit_hooks.deltas import apply as apply_module
 from edit_hooks.deltas.hook_edit import kind_class
 from edit_hooks.lm.editing import memory_limit, stream_state
@@ -26,6 +31,7 @@ KINDS = {
     "wise": "side_memory",
     "defer": "gated_predictor",
 }
+EARLY, LATE = range(4, 7), range(25, 28)  # steps with the same targets, which take as many tokens
 SCRIPT = ROOT / "scripts" / "perf" / "long_streams.py"
 
 
@@ -113,6 +119,66 @@ def test_every_step_of_a_memory_takes_one_sum_of_two(editor, long_streams, monke
     assert whole.tensors.keys() == carried.hook_edit.tensors.keys()
     for name, tensor in whole.tensors.items():
         assert torch.equal(tensor, carried.hook_edit.tensors[name]), name
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Number of calls, of Python and of C, that something takes; those of finalizers come at any time."""
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    gc.disable()
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return calls
+
+
+@pytest.mark.parametrize("editor", KINDS)
+def test_an_edit_takes_as_many_operations_as_those_before_it(editor, long_streams):
+    """No object is formed, copied or checked per past edit: not by the editor, the sum, the model, or a stored step."""
+    stream = long_streams.stream_of(editor, long_streams.quick_settings(editor), long_streams.requests(38), None)
+    model, made, history, sizes = stream.model, stream.editor, [], []
+    ids = torch.tensor([stream.tokenizer("The home of Person 3 is")["input_ids"]])
+
+    def edit(request):
+        (delta,) = made.edit(model, stream.tokenizer, [request], history=history, measure=False)
+        history[:] = made.condensed(model, [*history, delta])
+        with torch.no_grad(), edited(model, *history):
+            model(ids)
+        sizes.append(delta.num_bytes)
+
+    groups, counts = stream.plan.groups[10:], {}  # numbers of two digits
+    for step, (request,) in enumerate(groups):
+        if step in EARLY or step in LATE:
+            counts[step] = calls_of(lambda request=request: edit(request))
+        else:
+            edit(request)
+    # The fewest of some: the memory of a table grows now and then, and some steps change two entries. Prompts differ by
+    # a few tokens; a single call per past edit would make it one per step between.
+    assert min(counts[step] for step in LATE) < min(counts[step] for step in EARLY) + LATE[0] - EARLY[0]
+    assert statistics.median(sizes) < 1.5 * sizes[0]
+
+
+@pytest.mark.parametrize("editor", ["grace", "neural_db", "melo"])
+def test_the_rows_of_a_table_are_not_copied_with_every_step(editor, long_streams):
+    stream = long_streams.stream_of(editor, long_streams.quick_settings(editor), long_streams.requests(14), None)
+    name = {"grace": "keys", "neural_db": "keys", "melo": "up/0"}[editor]
+    places, sums = [], []
+
+    def after(_step, runtime_part):
+        sums.append(runtime_part.hook_edit)
+        places.append(sums[-1].tensors[name].data_ptr())
+
+    stream.visit(after)
+    assert len(set(places)) <= 8 and places[-1] == places[-2]
+    for step, (one, other) in enumerate(itertools.pairwise(sums), start=1):  # earlier sums stay as they are
+        assert len(one.tensors[name]) == step and torch.equal(other.tensors[name][:step], one.tensors[name])
 
 
 def test_given_values_are_counted_over_the_stream(long_streams):
