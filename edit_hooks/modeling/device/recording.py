@@ -290,14 +290,9 @@ def _num_bytes(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def _recorded(model: nn.Module, step: Step, tensors: list[torch.Tensor], results: list[torch.Tensor]) -> Recording:
-    before = [tensor.clone() for tensor in tensors]
-    try:
+    with _kept(tensors):
         recording = Recording(tensors, results, RECORDER.capture(model, step))
-        recording.load(before)
-        _try(recording, step, tensors, results)
-    finally:
-        for tensor, own in zip(tensors, before, strict=True):
-            tensor.copy_(own)
+    _try(recording, step, tensors, results)
     return recording
 
 
@@ -307,23 +302,34 @@ def _try(recording: Recording, step: Step, tensors: list[torch.Tensor], results:
     Raises:
         RuntimeError: their results differ.
     """
+    with _kept(tensors) as set_back:
+        recording.load(tensors)
+        recording.replay()
+        found = [tensor.clone() for tensor in recording.results]
+        set_back()
+        step()
+        differences = [_difference(*pair) for pair in zip(found, results, strict=True)]
+    if not max(differences) <= TOLERANCE:
+        raise RuntimeError(f"a replay differs from its step by {max(differences):.2g}")
+
+
+@contextlib.contextmanager
+def _kept(tensors: list[torch.Tensor]) -> Iterator[Step]:
+    """Scope after which tensors have their contents again, also after an error: the caller goes on from these.
+
+    Yields:
+        A function that sets them back earlier.
+    """
     before = [tensor.clone() for tensor in tensors]
 
     def set_back() -> None:
         for tensor, own in zip(tensors, before, strict=True):
             tensor.copy_(own)
 
-    recording.load(before)
     try:
-        recording.replay()
-        found = [tensor.clone() for tensor in recording.results]
+        yield set_back
+    finally:
         set_back()
-        step()
-        differences = [_difference(*pair) for pair in zip(found, results, strict=True)]
-    finally:  # an error of the step, too: the caller goes on from these contents
-        set_back()
-    if not max(differences) <= TOLERANCE:
-        raise RuntimeError(f"a replay differs from its step by {max(differences):.2g}")
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
