@@ -51,7 +51,7 @@ from edit_hooks.locate.streams.carried_keys import FACTS, CarriedKeys
 from edit_hooks.locate.streams.deflated import DeflatedProjector, directions_name
 from edit_hooks.locate.value_editor import VALUE_CONTRACT_SETTINGS
 from edit_hooks.modeling.architectures import architecture_of, input_device, map_shape, unwrapped
-from edit_hooks.modeling.memory import EIGENVECTOR_COPIES
+from edit_hooks.modeling.memory import DECOMPOSITION_COPIES
 from edit_hooks.modeling.tensors import require_tensors
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
@@ -217,7 +217,7 @@ class AlphaEdit(ResidualSpreadingEditor[AlphaEditConfig]):
         if config.projectors is not None:
             return FLOAT32 * sum(squares)
         moment = FLOAT32 if config.moment_dtype == "float32" else FLOAT64
-        return (moment + FLOAT64 // 2) * sum(squares) + EIGENVECTOR_COPIES * FLOAT64 * max(squares)
+        return (moment + FLOAT64 // 2) * sum(squares) + DECOMPOSITION_COPIES * FLOAT64 * max(squares)
 
     def ridge(self, metric: KeyMetric, keys_UF: torch.Tensor, config: AlphaEditConfig) -> float:
         if config.l2 is not None:

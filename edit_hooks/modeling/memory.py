@@ -12,7 +12,7 @@ from torch import nn
 
 MEMINFO = Path("/proc/meminfo")  # of Linux
 PARKED_SHARE = 8  # what waits on a GPU for its use takes at most an eighth of the free memory
-EIGENVECTOR_COPIES = 5  # float64 matrices at once: the matrix, its eigenvectors, and workspace
+DECOMPOSITION_COPIES = 5  # float64 matrices at once: the matrix, its eigenvectors or factor, and workspace
 # Memory of recorded steps (:mod:`edit_hooks.modeling.device.recording`), which the allocator gives to nothing else.
 graph_bytes: Counter[torch.device] = Counter()
 
@@ -84,6 +84,14 @@ class PlacedMatrix:
         return copy
 
 
+def decomposition_device(matrix: torch.Tensor, device: torch.device | None) -> torch.device:
+    """A GPU that has room to decompose a square matrix in float64; else the CPU."""
+    num_bytes = DECOMPOSITION_COPIES * 8 * matrix.numel()
+    if device is not None and device.type == "cuda" and free_cuda_bytes(device) > num_bytes:
+        return device
+    return torch.device("cpu")
+
+
 def eigenvectors(matrix: torch.Tensor, device: torch.device | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Eigenvalues (ascending) and eigenvectors of a symmetric matrix, float64 on the CPU.
 
@@ -92,9 +100,5 @@ def eigenvectors(matrix: torch.Tensor, device: torch.device | None) -> tuple[tor
     Args:
         device: where to compute if there is room; the CPU by default.
     """
-    compute_device = torch.device("cpu")
-    if device is not None and device.type == "cuda":
-        num_bytes = EIGENVECTOR_COPIES * 8 * matrix.numel()
-        compute_device = device if free_cuda_bytes(device) > num_bytes else compute_device
-    values, vectors = torch.linalg.eigh(matrix.to(compute_device).double())
+    values, vectors = torch.linalg.eigh(matrix.to(decomposition_device(matrix, device)).double())
     return values.cpu(), vectors.cpu()

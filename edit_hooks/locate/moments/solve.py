@@ -15,7 +15,7 @@ from torch import nn
 
 from edit_hooks.locate.moments.matrix_files import matrix_file
 from edit_hooks.modeling.architectures import architecture_of, map_shape, unwrapped
-from edit_hooks.modeling.memory import PlacedMatrix, has_room
+from edit_hooks.modeling.memory import PlacedMatrix, decomposition_device, has_room
 from edit_hooks.modeling.tensors import read_tensors
 from edit_hooks.utils.errors import EditingError
 
@@ -116,9 +116,9 @@ class SecondMoment:
         return inverse_FF
 
     def _cholesky_factor(self, matrix_FF: torch.Tensor, device: torch.device) -> PlacedMatrix:
-        """Lower Cholesky factor of C, computed on a device at the first call."""
+        """Lower Cholesky factor of C, computed at the first call, on a GPU if it has room."""
         if self._factor is None:
-            factor_FF, ridge = _cholesky(matrix_FF.to(device).double())
+            factor_FF, ridge = _cholesky(matrix_FF.to(decomposition_device(matrix_FF, device)).double())
             # in main memory: on an accelerator the factors of all layers stay only while there is room
             self._factor = PlacedMatrix(factor_FF.cpu())
             if ridge:
