@@ -136,7 +136,11 @@ def check_padding(subject: Subject) -> None:
     """Neither the order of requests nor the tokenizer's padding side matters."""
     tokenizer = build_tokenizer(natural_tokenizer(subject.model_type))
     tokenizer.padding_side = "left"
-    backwards = subject.make().edit(subject.model, tokenizer, EDIT_REQUESTS[::-1], measure=False)
+    reported: list[int] = []
+    backwards = subject.make().edit(
+        subject.model, tokenizer, EDIT_REQUESTS[::-1], progress=reported.append, measure=False
+    )
+    require(sum(reported) == len(EDIT_REQUESTS), f"{len(EDIT_REQUESTS)} requests are reported as {reported} finished")
     require(tokenizer.padding_side == "left", "the tokenizer's padding side was changed")
     for ours, theirs in zip(backwards[::-1], subject.deltas, strict=True):
         difference = distance(ours, theirs)
@@ -164,13 +168,15 @@ def check_joint(subject: Subject) -> None:
     (one,) = subject.edit(EDIT_REQUESTS[:1], joint=True)
     difference = distance(one, subject.deltas[0])
     require(difference < TOLERANCE, f"a joint edit of one request differs from the single edit by {difference:.1e}")
-    both = subject.edit(EDIT_REQUESTS[:2], joint=True)
+    reported: list[int] = []
+    both = subject.edit(EDIT_REQUESTS[:2], joint=True, progress=reported.append)
     require(len(both) == 1, "a joint edit gives several deltas")
     for request, alone in zip(EDIT_REQUESTS[:2], subject.deltas[:2], strict=True):
         require(
             distance(both[0], alone) > TOLERANCE,
             f"a joint edit of two requests is the edit of {request.text!r} alone; the other one is dropped",
         )
+    require(sum(reported) == 2, f"a joint edit of two requests reports {reported} finished ones")
 
 
 def check_stream(subject: Subject) -> None:

@@ -54,6 +54,7 @@ from edit_hooks.modeling.linear_maps import is_linear_map
 from edit_hooks.modeling.memory import bytes_per_token, free_bytes
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.progress import Rounds
 from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE
 
 MOST_KEPT_TOKENS = 2**16  # of one forward pass
@@ -216,6 +217,8 @@ def train_rows(job: EditJob[FTConfigT], rows: Sequence[LabeledRow], rule: Traini
     optimizer = rule.optimizer([copies])
     losses: list[float] = []
     num_steps = 0
+    num_edits = len(job.requests) if job.joint else 1
+    rounds = Rounds(num_edits, config.num_steps * chunks.per_pass, job.progress)
     for _ in range(config.num_steps):
         total = 0.0
         for chunk in chunks.of_pass():
@@ -229,10 +232,11 @@ def train_rows(job: EditJob[FTConfigT], rows: Sequence[LabeledRow], rule: Traini
                 rule.step(optimizer, [copies])
                 num_steps += 1
             copies.project(config.norm_constraint)
+            rounds.next()
         losses.append(total / len(rows))
         if losses[-1] < config.early_stop_loss:
             break
-    job.progress(len(job.requests) if job.joint else 1)
+    rounds.end()
     stopped_early = losses[-1] < config.early_stop_loss
     diagnostics = loss_diagnostics(losses, num_steps, stopped_early=stopped_early)
     delta = copies.delta(diagnostics) if isinstance(copies, BlockCopies) else copies.delta(0, diagnostics)
@@ -268,6 +272,11 @@ class _Chunks(Generic[FTConfigT]):
         self.draws.shuffle(self.order)
         for group in self._groups():
             yield self._forward(group) if self.whole is None else self._part_of(self.whole, group)
+
+    @property
+    def per_pass(self) -> int:
+        """Number of chunks of a pass."""
+        return len(self._groups())
 
     @property
     def _is_shuffled(self) -> bool:

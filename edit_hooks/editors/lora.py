@@ -58,6 +58,7 @@ from edit_hooks.modeling.device.run_ahead import runs_ahead
 from edit_hooks.modeling.hooks import Registration, frozen, hooks
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.progress import Rounds
 from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE, SHARE_BELOW_ONE
 
 ADALORA_STD = 0.02  # of A and B of AdaLoRA at the start
@@ -214,6 +215,7 @@ class _Training:
         dropouts = self._dropouts([None])
         optimizer = self._adam(adapters.values())
         passes: list[list[torch.Tensor]] = []  # read after the last one: a GPU does not wait for them
+        rounds = Rounds(len(rows), config.num_steps + 1, self.job.progress)
         with hooks(*self._registrations(adapters, dropouts)):
             for step in range(config.num_steps + 1):
                 is_training = step < config.num_steps
@@ -228,9 +230,9 @@ class _Training:
                         optimizer.zero_grad()
                         (nll_L.mean() + orthogonality(adapters.values(), config, nll_L.device)).backward()
                         optimizer.step()
+                rounds.next()
         count = sum(len(chunk.rows.token_L) for chunk in chunks)
         losses = [sum(map(float, of_chunks)) / count for of_chunks in passes]
-        self.job.progress(len(rows))
         return self._delta(adapters, losses)
 
     def train_side_by_side(self, rows: Sequence[LabeledRow]) -> list[Delta]:

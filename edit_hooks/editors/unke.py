@@ -190,7 +190,6 @@ class BlockFittingEditor(Editor[ConfigT]):
                 delta.dense |= part.dense
                 delta.diagnostics["fits"].append({"layer": layer, "losses": losses, **part.diagnostics})
                 fitted.enter_context(copies.used_by_model())
-        job.progress(len(answers))
         ratios = [record.pop("update_norm_ratio") for record in delta.diagnostics["fits"]]
         delta.diagnostics["update_norm_ratio"] = max(ratios)
         if config.keep_intermediates:

@@ -30,6 +30,7 @@ from edit_hooks.locate.values.value_optimization import OptimizedValue, ValueSet
 from edit_hooks.modeling.tokens import require_eos, split_continuation
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import UnusableRequestError
+from edit_hooks.utils.progress import Rounds
 from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE
 
 
@@ -135,10 +136,12 @@ def optimize_answers(
         early_stop_loss=config.early_stop_loss,
     )
     values: list[list[OptimizedValue]] = [[] for _ in answers]
+    rounds = Rounds(len(answers), sum(len(answer.windows) for answer in answers), job.progress)
     for number in range(max(len(answer.windows) for answer in answers)):
         chosen = [index for index, answer in enumerate(answers) if number < len(answer.windows)]
         problems = [answers[index].problem(number, values[index]) for index in chosen]
-        for index, value in zip(chosen, optimize_values(job.model, problems, settings, config.engine), strict=True):
+        solved = optimize_values(job.model, problems, settings, config.engine, progress=rounds.next)
+        for index, value in zip(chosen, solved, strict=True):
             values[index].append(replace(value, losses=[_without_kl(record) for record in value.losses]))
     return values
 

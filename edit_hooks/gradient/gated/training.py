@@ -36,6 +36,7 @@ from edit_hooks.gradient.labeled_rows import LabeledRow
 from edit_hooks.gradient.side_by_side import make_adam, split_edits
 from edit_hooks.gradient.weight_copies import WeightCopies
 from edit_hooks.modeling.forward.lm_head import WHOLE_VOCAB
+from edit_hooks.utils.progress import Rounds
 from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE
 
 # In the metadata of a delta: by fact the texts of its rows. In the diagnostics of an edit of one fact: those texts.
@@ -198,6 +199,7 @@ class GatedTraining:
     def _train_joint(self) -> Delta:
         size = self.config.batch_size
         chunks = [self.facts[start : start + size] for start in range(0, len(self.facts), size)]
+        rounds = Rounds(len(self.facts), self.config.num_steps, self.job.progress)
         for _ in range(self.config.num_steps):
             for chunk in chunks:
                 losses = self._losses(chunk)
@@ -207,7 +209,8 @@ class GatedTraining:
                     self._step()
             if all(fact.is_learned(self.config) for fact in self.facts):
                 break
-        self.job.progress(len(self.facts))
+            rounds.next()
+        rounds.end()
         return self._delta(0, self.facts, self.num_steps)
 
     def _train_side_by_side(self) -> list[Delta]:

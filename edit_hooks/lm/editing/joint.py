@@ -15,6 +15,7 @@ from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.lm.editing.unusable import edit_usable
 from edit_hooks.request import EditRequest, InTurn
+from edit_hooks.utils.progress import Progress
 
 # A delta of several steps has this in its metadata, and the names step/<number>/<name in the step> in ``stream_state``.
 STATES_OF_STEPS, OF_STEP = "states_of_steps", "step"
@@ -26,22 +27,28 @@ def write_together(
     tokenizer: PreTrainedTokenizerBase,
     requests: Sequence[EditRequest],
     history: Sequence[Delta] = (),
+    progress: Progress | None = None,
 ) -> Delta:
     """Write requests jointly if the editor supports it, else by the steps of a short stream.
 
     Args:
         requests: those of an :class:`~edit_hooks.request.InTurn` are written one after another by every editor.
         history: the edits in the model's weights.
+        progress: called with the number of requests finished since the last call.
     """
     joint = editor.supports_joint
     past = [step for delta in history for step in steps_of(delta)]
     if joint and not isinstance(requests, InTurn):
-        (delta,) = editor.edit(model, tokenizer, list(requests), joint=True, history=past, measure=False)
+        (delta,) = editor.edit(
+            model, tokenizer, list(requests), joint=True, history=past, progress=progress, measure=False
+        )
         return delta
     steps: list[Delta] = []
     with AppliedDeltas(model) as applied:
         for request in requests:
             steps += editor.edit(model, tokenizer, [request], joint=joint, history=[*past, *steps], measure=False)
+            if progress:
+                progress(1)
             if request is not requests[-1]:
                 applied.add(steps[-1])
     return steps[0] if len(steps) == 1 else _as_one(steps)

@@ -48,5 +48,6 @@ class StoredBar:
 
     def end_batch(self) -> None:
         """All edits of the running batch are finished, or it is computed again in parts."""
-        self._running = 0
-        self._bar.set_postfix_str("")
+        if self._running:
+            self._running = 0
+            self._bar.set_postfix_str("")

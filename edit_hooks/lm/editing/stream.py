@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.editor import Editor
@@ -29,6 +28,7 @@ from edit_hooks.lm.editing.cost import measured
 from edit_hooks.lm.editing.joint import modules_behind, write_together
 from edit_hooks.lm.editing.memory_limit import LargeEdits
 from edit_hooks.lm.editing.resolve import resolve_with_store
+from edit_hooks.lm.editing.stored_bar import StoredBar
 from edit_hooks.lm.editing.stream_state import GrowthWatch, StreamState, rebuilt
 from edit_hooks.lm.editing.unusable import edit_usable, warn_of_unusable
 from edit_hooks.lm.options.plan import EditPlan
@@ -38,6 +38,7 @@ from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.progress import Progress
 from edit_hooks.utils.storage.hashing import code_fingerprint, key_of
 
 log = get_logger("lm_eval.edited_hf")
@@ -188,13 +189,15 @@ class EditStream:
         """
         with (
             AppliedDeltas(self.model) as applied,
-            tqdm(total=self.plan.num_edits, desc=self._label, unit="edit", disable=self.quiet) as bar,
+            StoredBar(self.plan.num_edits, self._label, is_stored=self.store is not None, quiet=self.quiet) as bar,
         ):
             for step, group in enumerate(self.plan.groups):
                 if self.stopped and step >= len(self.reports):
                     break
-                self._write(step, self.plan.usable(group), applied)
-                bar.update(len(self.plan.usable(group)))
+                usable = self.plan.usable(group)
+                self._write(step, usable, applied, bar.computed if len(usable) > 1 else None)
+                bar.finished(len(usable))
+                bar.end_batch()
                 visitor(step, applied.runtime_part)
 
     def make(self) -> None:
@@ -206,7 +209,7 @@ class EditStream:
     def _label(self) -> str:
         return f"Stream of {self.editor.name}"
 
-    def _write(self, step: int, group: RequestGroup, applied: AppliedDeltas) -> None:
+    def _write(self, step: int, group: RequestGroup, applied: AppliedDeltas, progress: Progress | None) -> None:
         """Apply a step: the delta of an earlier pass, a stored one, or a new one."""
         if step < len(self.deltas):
             applied.add(self.whole(step))
@@ -217,7 +220,7 @@ class EditStream:
             self._carried = rebuilt([self.whole(number) for number in range(step)], self.editor, self.model)
         before = self._effects.target_nlls(group, applied.runtime_part)[0] if self._effects else {}
         with self._one_at_a_time():
-            delta = self._load_or_make(step, group, applied)
+            delta = self._load_or_make(step, group, applied, progress)
         self._watch(step, group, delta, applied, before)
         self._unusable |= delta.unusable
         carried = self._carried.after(delta, self.editor, self.model)
@@ -240,7 +243,7 @@ class EditStream:
             )
         return placed(self.model, delta)
 
-    def _load_or_make(self, step: int, group: RequestGroup, applied: AppliedDeltas) -> Delta:
+    def _load_or_make(self, step: int, group: RequestGroup, applied: AppliedDeltas, progress: Progress | None) -> Delta:
         description = self._description(step, group, applied.state())
         delta = self.store.load_delta(description) if self.store else None
         if delta is not None:
@@ -249,7 +252,7 @@ class EditStream:
             applied.add(delta)
             self._verify(step, applied.state(), delta.meta["state_after"])
             return delta
-        delta = self._make(group, applied)
+        delta = self._make(group, applied, progress)
         delta.meta |= {"description": description.to_dict(), "state_after": applied.state()}
         if self.store:
             self.store.save_delta(description, delta)
@@ -261,11 +264,11 @@ class EditStream:
             return contextlib.nullcontext()
         return self.store.lock(key_of([self.identity.key, self.editor.name, self.config, self.plan.request_keys])[:16])
 
-    def _make(self, group: RequestGroup, applied: AppliedDeltas) -> Delta:
+    def _make(self, group: RequestGroup, applied: AppliedDeltas, progress: Progress | None) -> Delta:
         carried = self._carried
 
         def write(requests: Sequence[EditRequest]) -> Delta:
-            return write_together(self.editor, self.model, self.tokenizer, requests, carried.history)
+            return write_together(self.editor, self.model, self.tokenizer, requests, carried.history, progress)
 
         with measured(self.model) as cost:
             delta, unusable = edit_usable(write, group, edits_made=carried.edits_made)

@@ -12,8 +12,11 @@ from edit_hooks import Delta, EditRequest, load_editor
 from edit_hooks.contract.tiny_models import build_model, build_tokenizer
 from edit_hooks.lm.editing import independent, stored_bar
 from edit_hooks.lm.editing.independent import FailedEdit, IndependentEdits
+from edit_hooks.lm.editing.stream import EditStream, Guard
+from edit_hooks.lm.options.plan import EditPlan, chunked
 from edit_hooks.modeling.fingerprint.identity import model_identity
 from edit_hooks.store.store import Store
+from edit_hooks.utils.progress import Rounds
 
 NAMES = ("Amelin", "Brisk", "Corvo", "Delmar", "Estra")
 EDITS = [EditRequest(prompt="{} is the capital of", subject=f"Port {name}", target_new="Dravonia") for name in NAMES]
@@ -97,3 +100,28 @@ def test_failed_edits_are_finished(edits: IndependentEdits, monkeypatch: pytest.
     made = list(edits.in_order([(request,) for request in EDITS]))
     assert [isinstance(edit, FailedEdit) for edit in made] == [False, True, False, False, False]
     assert Recorded.shown[-1] == (5, "") and sum(tried) == 2
+
+
+@pytest.mark.parametrize(("early_stop_loss", "shown"), [(0.0, 5), (1e9, 2)])
+def test_a_joint_edit_shows_its_share(early_stop_loss: float, shown: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of hundreds in one edit takes minutes, in which the bar moves by the passes that are done."""
+    monkeypatch.setattr(stored_bar, "tqdm", Recorded)
+    tiny = build_model("llama"), build_tokenizer("byte_bpe_bos")
+    editor = load_editor("ft_m", {"layers": [1], "num_steps": 5, "batch_size": 2, "early_stop_loss": early_stop_loss})
+    plan = EditPlan(chunked([(request,) for request in EDITS], len(EDITS), cumulative=True), cumulative=True)
+    stream = EditStream(*tiny, editor, plan, None, model_identity(*tiny), Guard(), measure_edits=False)
+    stream.make()
+    computed = [int(note.split()[0]) for _, note in Recorded.shown if note]
+    assert Recorded.shown[-1] == (5, "") and computed[-2:] == [5, 5]
+    assert len(set(computed)) == shown and computed == sorted(computed)
+
+
+def test_rounds_that_end_early_report_the_rest() -> None:
+    reported: list[int] = []
+    rounds = Rounds(7, 3, reported.append)
+    rounds.next()
+    rounds.next()
+    rounds.end()
+    assert reported == [2, 2, 3]
+    rounds.end()
+    assert sum(reported) == 7
