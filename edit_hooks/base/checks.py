@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 from torch import nn
@@ -119,7 +120,21 @@ def require_deltas(computed: object, editor: str, num_groups: int) -> list[Delta
             f"editor {editor!r}: compute returned {len(computed)} deltas for {num_groups} groups of requests"
             "; one delta per group of job.groups is needed."
         )
+    for delta in computed:
+        for key, value in delta.diagnostics.items():
+            _require_json(key, value, editor)
     return list(computed)
+
+
+def _require_json(key: object, value: object, editor: str) -> None:
+    """Refuse diagnostics that no file can hold, before the edit is used."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise EditingError(
+            f"editor {editor!r}: the entry {key!r} of a delta's diagnostics is no JSON ({error}); use numbers, text, "
+            "lists and mappings of these, as in float(loss), and intermediates for tensors."
+        ) from None
 
 
 def _kinds_in(value: object) -> str:

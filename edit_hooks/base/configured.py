@@ -17,6 +17,7 @@ from edit_hooks.base.model_support import TargetsOf, nearest_editable, require_s
 from edit_hooks.base.origin import UNNAMED, LayersFrom, SettingsOrigin
 from edit_hooks.base.shipped import ShippedSettings, find_file, find_shipped
 from edit_hooks.modeling.architectures import architecture_of, check_layers, num_layers, unwrapped
+from edit_hooks.utils.plugins import is_own
 
 
 class ConfiguredEditor(abc.ABC, Generic[ConfigT]):
@@ -45,7 +46,7 @@ class ConfiguredEditor(abc.ABC, Generic[ConfigT]):
         ``None`` for a class that no command can import, as one of a notebook.
         """
         cls = type(self)
-        if cls.__module__.partition(".")[0] == __name__.partition(".")[0]:
+        if is_own(cls):
             return self.name
         return (
             None if cls.__module__ == "__main__" or "." in cls.__qualname__ else f"{cls.__module__}:{cls.__qualname__}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import inspect
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -22,11 +24,13 @@ from edit_hooks.deltas.hook_edit import HookEdit, HookKind, register_kinds
 from edit_hooks.deltas.placement import on_cpu, placed
 from edit_hooks.modeling.adapter_layers import has_adapter_layers
 from edit_hooks.modeling.architectures import unwrapped
+from edit_hooks.modeling.fingerprint.guard import unchanged
 from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.weights import check_weights, has_quantized_weights, keep_layout, refuse_compiled
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError, UnusableRequestError, refuse
 from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.plugins import is_own
 from edit_hooks.utils.progress import Progress
 from edit_hooks.utils.text.readable import readable
 from edit_hooks.utils.text.slots import split_template
@@ -108,6 +112,7 @@ class Editor(ConfiguredEditor[ConfigT]):
         register_kinds(self.hook_kinds)
         super().__init__(overrides)
         self._logged: set[str] = set()
+        self._guarded_models: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
 
     @property
     def source_modules(self) -> tuple[str, ...]:
@@ -125,10 +130,13 @@ class Editor(ConfiguredEditor[ConfigT]):
 
         The name, followed by the classes of other packages: several classes of one module can have the same name.
         """
-        here = __name__.partition(".")[0]
-        classes = [type(part) for part in self.parts if type(part).__module__.partition(".")[0] != here]
-        paths = ", ".join(f"{cls.__module__}:{cls.__qualname__}" for cls in classes)
+        paths = ", ".join(f"{cls.__module__}:{cls.__qualname__}" for cls in self._foreign_classes)
         return f"{self.name} ({paths})" if paths else self.name
+
+    @property
+    def _foreign_classes(self) -> list[type[Editor[Any]]]:
+        """The classes of other packages among the parts."""
+        return [type(part) for part in self.parts if not is_own(type(part))]
 
     # -- weights -----------------------------------------------------------------------------------------------------
 
@@ -206,18 +214,30 @@ class Editor(ConfiguredEditor[ConfigT]):
             # some may come from the store, or another device
             steps = [placed(inner, delta, updates=self.reads_past_updates) for delta in history]
             job = EditJob(inner, tokenizer, config, list(requests), joint, steps, report)
-            deltas = require_deltas(self.compute(job), self.name, len(job.groups))
+            with self._guarded(inner, tokenizer):
+                deltas = require_deltas(self.compute(job), self.name, len(job.groups))
         settings = config.to_dict()
         for group, delta in zip(job.groups, deltas, strict=True):
             requests_of_delta = [request.to_dict() for request in group]
             # As a loaded edit's: a GPU multiplies strided factors by other kernels, with other last bits.
-            delta.factors = {name: factor.contiguous() for name, factor in delta.factors.items()}
+            delta.factors = {name: factor.detached() for name, factor in delta.factors.items()}
+            delta.dense = {name: update.detach() for name, update in delta.dense.items()}
             delta.meta |= {"editor": self.name, "config": settings, "requests": requests_of_delta}
             delta.stream_state = on_cpu(delta.stream_state)
             self._record_warnings(delta, self.warnings(job, group, delta))
         if measure and self.writes != ("context",):
             self._measure(inner, tokenizer, deltas, steps)
         return deltas
+
+    @contextlib.contextmanager
+    def _guarded(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
+        """Refuse an editor of another package that leaves the model changed: no test here has run its contract."""
+        if not self._foreign_classes:
+            yield
+            return
+        with unchanged(self.name, model, tokenizer, whole=model not in self._guarded_models):
+            yield
+        self._guarded_models.add(model)  # whole once: it reads all weights twice
 
     def _measure(
         self,

@@ -8,13 +8,16 @@ The table is read without PyTorch, which only :func:`editor_class` imports.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Mapping
+import inspect
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edit_hooks.utils.errors import EditingError, near_misses
-from edit_hooks.utils.plugins import import_object, registered
+from edit_hooks.utils.plugins import import_object, is_own, registered
 from edit_hooks.utils.storage.yaml_io import read_yaml
 
 if TYPE_CHECKING:
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 ENTRY_POINTS = "lm_eval_editing.editors"
 
 HOOKS, CONTEXT = ("hooks",), ("context",)
+WRITES = ("weights", *HOOKS, *CONTEXT)  # all parts that edits change
+NAME = re.compile(r"[\w.-]+", re.ASCII)  # of an editor: part of tables, file names and commands
 
 
 class EditorRow(NamedTuple):
@@ -122,7 +127,44 @@ def editor_class(name: str) -> type[Editor[Any]]:
     missing = [field for field in ("name", "config_class") if not hasattr(editor, field)]
     if missing:
         raise EditingError(f"editor {name!r}: the class {path} does not set {' and '.join(missing)}.")
+    if fault := next(_faults(editor), None):
+        raise EditingError(f"editor {name!r}: {fault}.")
     return editor
+
+
+def _faults(editor: type[Editor[Any]]) -> Iterator[str]:
+    """Yield what is wrong with the declarations of a class, which Python accepts."""
+    from edit_hooks.base.config import EditorConfig
+
+    where = f"{editor.__module__}:{editor.__qualname__}"
+    if inspect.isabstract(editor):
+        yield f"the class {where} does not define {', '.join(sorted(editor.__abstractmethods__))}"
+    if not isinstance(editor.name, str) or not NAME.fullmatch(editor.name):
+        yield f"the name of {where} is {editor.name!r}; letters, digits, '_', '-' and '.' are accepted"
+    elif editor.name in EDITORS and not is_own(editor):
+        yield f"the name of {where} is {editor.name!r}, which is a built-in editor; results could not tell them apart"
+    if not isinstance(editor.writes, tuple) or not editor.writes or not set(editor.writes) <= set(WRITES):
+        yield f"'writes' of {where} is {editor.writes!r}; a tuple with some of {', '.join(WRITES)} is needed"
+    config = editor.config_class
+    if not (isinstance(config, type) and issubclass(config, EditorConfig)):
+        yield f"'config_class' of {where} is {config!r}; a subclass of edit_hooks.EditorConfig is needed"
+    elif lost := _lost_settings(config):
+        yield (
+            f"{', '.join(lost)} of {config.__qualname__} are no settings; put @dataclass(kw_only=True) before "
+            f"class {config.__qualname__}"
+        )
+
+
+def _lost_settings(config: type[Any]) -> list[str]:
+    """Annotated names that are no fields, because their class is not a dataclass of its own."""
+    fields = {field.name for field in dataclasses.fields(config)}
+    declared = [name for cls in config.__mro__ for name in _settings_of(cls)]
+    return [name for name in dict.fromkeys(declared) if name not in fields]
+
+
+def _settings_of(cls: type) -> list[str]:
+    annotations = inspect.get_annotations(cls) if not is_own(cls) else {}
+    return [name for name, hint in annotations.items() if "ClassVar" not in str(hint) and not name.startswith("_")]
 
 
 def load_editor(name: str, config: Mapping[str, Any] | str | Path | None = None) -> Editor[Any]:

@@ -16,7 +16,7 @@ from torch import nn
 
 from edit_hooks.answers import ScoredContinuation
 from edit_hooks.contract.batch_checks import check_generation, check_rows
-from edit_hooks.contract.state import changes, random_states, snapshot
+from edit_hooks.contract.state import random_states, snapshot
 from edit_hooks.contract.subject import EDIT_REQUESTS, Subject, distance, recording_tokenizer, require
 from edit_hooks.contract.tiny_models import (
     NUM_LAYERS,
@@ -30,6 +30,7 @@ from edit_hooks.deltas.apply import AppliedDeltas, edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.placement import beside_weights
 from edit_hooks.modeling.architectures import architecture_of, head_of
+from edit_hooks.modeling.fingerprint.guard import changes
 from edit_hooks.prompt_context import PromptContext
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError

@@ -11,19 +11,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from edit_hooks.modeling.fingerprint.guard import HOOK_DICTIONARIES, tokenizer_state
 from edit_hooks.modeling.fingerprint.tensor_hash import tensor_digest
 
-_HOOK_DICTS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_pre_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_state_dict_hooks",
-    "_load_state_dict_pre_hooks",
-)
 # Filled lazily by torch or transformers themselves the first time a model runs.
 _LAZY_ATTRIBUTES = {"_modules", "_parameters", "_buffers"}
 _PLAIN = (bool, int, float, str, type(None))
@@ -48,7 +38,7 @@ def snapshot(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None =
         state[f"attributes {name}"] = tuple(sorted(set(vars(module)) - _LAZY_ATTRIBUTES))
         state.update({f"value of {name}.{attribute}": value for attribute, value in _plain_values(module)})
         state[f"children {name}"] = tuple((child, id(value)) for child, value in module.named_children())
-        for hooks in _HOOK_DICTS:
+        for hooks in HOOK_DICTIONARIES:
             state[f"{hooks} {name}"] = len(getattr(module, hooks, ()))
     state["config"] = model.config.to_dict()
     state["attention implementation"] = model.config._attn_implementation
@@ -63,7 +53,7 @@ def snapshot(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None =
     for hooks, registered in _global_hooks():
         state[f"hooks of all modules, {hooks}"] = len(registered)
     if tokenizer is not None:
-        state.update(_tokenizer_state(tokenizer))
+        state.update(tokenizer_state(tokenizer))
     return state
 
 
@@ -85,22 +75,3 @@ def _global_hooks() -> Iterator[tuple[str, dict[int, Any]]]:
     for name, value in vars(nn.modules.module).items():
         if name.startswith("_global_") and isinstance(value, dict):
             yield name, value
-
-
-def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    return {
-        "padding side": tokenizer.padding_side,
-        "truncation side": tokenizer.truncation_side,
-        "model max length": tokenizer.model_max_length,
-        "special tokens": dict(tokenizer.special_tokens_map),
-        "pad token": (tokenizer.pad_token, tokenizer.pad_token_id),
-        "vocabulary size": len(tokenizer),
-        "bos rule": tuple(tokenizer("a")["input_ids"]),
-        "chat template": tokenizer.chat_template,
-    }
-
-
-def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Names of everything that changed, appeared or disappeared between two snapshots."""
-    missing = object()
-    return sorted(key for key in before.keys() | after.keys() if before.get(key, missing) != after.get(key, missing))

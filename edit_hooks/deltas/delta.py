@@ -50,9 +50,9 @@ class Factor(NamedTuple):
         """The dense update in the stored orientation."""
         return self.right @ self.left.T if self.transposed else self.left @ self.right.T
 
-    def contiguous(self) -> Factor:
-        """The same factors in contiguous memory."""
-        return self._replace(left=self.left.contiguous(), right=self.right.contiguous())
+    def detached(self) -> Factor:
+        """The same factors in contiguous memory, without the graph that computed them."""
+        return self._replace(left=self.left.detach().contiguous(), right=self.right.detach().contiguous())
 
 
 class _KnownDigest(NamedTuple):

@@ -44,6 +44,13 @@ class UnusableRequestError(EditingError):
         self.reasons = {key: printable(reason) for key, reason in (reasons or {}).items()}
 
 
+class ModelChangedError(RuntimeError):
+    """An editor left the model changed, so nothing after it in this process can be trusted.
+
+    No :class:`EditingError`: a run continues after one with the edits of other cases.
+    """
+
+
 def refuse(reasons: Mapping[str, str]) -> None:
     """Raise one UnusableRequestError for all requests with a reason (request key -> reason), if there are any."""
     if reasons:

@@ -57,6 +57,11 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(name)
 
 
+def is_own(cls: type) -> bool:
+    """Whether a class belongs to this package, not to another one or to a script."""
+    return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
 def registered(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group in installed packages, by name.
 

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from edit_hooks.utils.errors import DEBUG_VARIABLE, EXIT_CODE, EditingError, traceback_wanted
+from edit_hooks.utils.errors import DEBUG_VARIABLE, EXIT_CODE, EditingError, ModelChangedError, traceback_wanted
 from edit_hooks.utils.printable import printable
 from edit_hooks.utils.terminal import accept_all_characters, check_working_folder
 from lm_edit.cli import cache, catalog, check_model, contract, embed
@@ -80,7 +80,7 @@ def _run_verb(arguments: Sequence[str] | None) -> int:
     try:
         check_working_folder()
         return args.run(args)
-    except (EditingError, OSError) as error:
+    except (EditingError, ModelChangedError, OSError) as error:
         if traceback_wanted() or isinstance(error, BrokenPipeError):
             raise
         print(f"lm-edit {args.verb}: {_message(error)}", file=sys.stderr)
@@ -90,8 +90,8 @@ def _run_verb(arguments: Sequence[str] | None) -> int:
         return 128 + signal.SIGINT
 
 
-def _message(error: EditingError | OSError) -> str:
-    if isinstance(error, EditingError):
+def _message(error: Exception) -> str:
+    if not isinstance(error, OSError):
         return str(error)
     # A file that cannot be written, a full disk: the system's reason says it all.
     place = f"{error.filename}: " if error.filename is not None else ""

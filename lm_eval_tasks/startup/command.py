@@ -40,7 +40,7 @@ def print_user_errors(cli: ModuleType) -> None:
 
     @functools.wraps(original)
     def execute(self: Any, *args: Any, **kwargs: Any) -> Any:
-        from edit_hooks.utils.errors import EXIT_CODE, EditingError, traceback_wanted
+        from edit_hooks.utils.errors import EXIT_CODE, EditingError, ModelChangedError, traceback_wanted
         from edit_hooks.utils.terminal import accept_all_characters, check_working_folder
 
         rank = os.environ.get("RANK", "0")
@@ -51,8 +51,8 @@ def print_user_errors(cli: ModuleType) -> None:
             if is_ours:
                 check_working_folder()
             return original(self, *args, **kwargs)
-        except ValueError as error:
-            if not isinstance(error, EditingError) or traceback_wanted():
+        except (EditingError, ModelChangedError) as error:
+            if traceback_wanted():
                 raise
             print(f"{name}: {error}", file=sys.stderr)
             raise SystemExit(EXIT_CODE) from None

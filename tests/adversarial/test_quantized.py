@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 
 from edit_hooks import edited, load_editor
 from edit_hooks.base.registry import EDITORS
-from edit_hooks.contract.state import changes, snapshot, tensor_digest
+from edit_hooks.contract.state import snapshot, tensor_digest
 from edit_hooks.contract.subject import EDIT_REQUESTS
 from edit_hooks.contract.tiny_models import save_tiny
 from edit_hooks.deltas.apply import AppliedDeltas
@@ -34,6 +34,7 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.saving.export import export_merged, export_peft, read_peft
 from edit_hooks.inference.items import Limits, ScoreItem
 from edit_hooks.inference.scoring import score
+from edit_hooks.modeling.fingerprint.guard import changes
 from edit_hooks.modeling.forward.lm_head import ModelHead
 from edit_hooks.modeling.linear_maps import is_quantized
 from edit_hooks.modeling.weights import has_quantized_weights, keep_layout, read_weight

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edit_hooks.contract.state import changes
+from edit_hooks.modeling.fingerprint.guard import changes
 
 
 def assert_same_state(before: dict[str, Any], after: dict[str, Any]) -> None:

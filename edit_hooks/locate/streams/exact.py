@@ -81,7 +81,7 @@ class EditedMatrix:
     def delta(self, step: Step) -> Delta:
         """A step as a delta."""
         left, right = step.left_UD.T.to(self.dtype), step.right_UF.T.to(self.dtype)
-        factor = Factor(left, right, is_transposed(self.module)).contiguous()
+        factor = Factor(left, right, is_transposed(self.module)).detached()
         return Delta(factors={self.name: factor}, stream_state=step.state)
 
 

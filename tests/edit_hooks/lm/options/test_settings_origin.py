@@ -131,9 +131,9 @@ def test_use_without_a_harness_has_the_line_once(caplog) -> None:
 
 
 class OwnEditor(FTM):
-    """An editor of another package that takes the name of a built-in one."""
+    """An editor of another package."""
 
-    name = "ft_m"
+    name = "own"
 
 
 class OwnWrapper(PRUNE):

@@ -1,0 +1,173 @@
+"""Editors of other packages: declarations that Python accepts, and a model that is not as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from edit_hooks import Delta, EditingError, EditJob, Editor, EditorConfig, EditRequest, architecture_of, config_field
+from edit_hooks.base.registry import editor_class
+from edit_hooks.contract.tiny_models import EDIT_LAYER, build_model, build_tokenizer
+from edit_hooks.utils.errors import ModelChangedError
+
+REQUEST = EditRequest(prompt="{} is located in", subject="Port Amelin", target_new="Rome")
+
+
+class Foreign(Editor[EditorConfig]):
+    """Adds nothing to one weight, after what a test does to the model."""
+
+    name = "foreign"
+    config_class = EditorConfig
+    needs_subject = False
+    fault: Callable[[Any], object] = staticmethod(lambda job: None)
+
+    def compute(self, job: EditJob[EditorConfig]) -> list[Delta]:
+        self.fault(job)
+        name = f"{architecture_of(job.model).rewrite_name(job.config.edited_layers[0])}.weight"
+        update = torch.zeros_like(job.model.get_parameter(name)).requires_grad_()
+        return [Delta(dense={name: update * 2}) for _ in job.groups]
+
+
+def edit_with(fault: Callable[[Any], object], calls: int = 1) -> list[Delta]:
+    editor = Foreign({"layers": [EDIT_LAYER]})
+    editor.fault = fault
+    model, tokenizer = build_model("gpt2"), build_tokenizer("byte_bpe")
+    for _ in range(calls - 1):
+        editor.fault = lambda job: None
+        editor.edit(model, tokenizer, [REQUEST], measure=False)
+        editor.fault = fault
+    return editor.edit(model, tokenizer, [REQUEST], measure=False)
+
+
+def weight(job: Any) -> torch.Tensor:
+    return job.model.transformer.h[1].mlp.c_proj.weight
+
+
+def one_entry(job: Any) -> None:
+    weight(job).data.view(-1)[3] += 1  # no version counter counts this, and no sample of later calls has it
+
+
+def swap(job: Any) -> None:
+    job.model.transformer.h[1].mlp.c_proj.weight = torch.nn.Parameter(weight(job).detach().clone())
+
+
+def write_and_raise(job: Any) -> None:
+    weight(job).data.add_(1)
+    raise EditingError("the matrix is singular")
+
+
+FAULTS: dict[str, tuple[Callable[[Any], object], str]] = {
+    "one entry, behind autograd": (one_entry, "values of transformer.h.1.mlp.c_proj.weight"),
+    "another parameter": (swap, "the parameter transformer.h.1.mlp.c_proj.weight"),
+    "a tied embedding": (lambda job: job.model.lm_head.weight.data.mul_(2), "values of lm_head.weight"),
+    "a hook": (lambda job: job.model.transformer.h[0].register_forward_hook(print), "_forward_hooks of transformer"),
+    "training mode": (lambda job: job.model.train(), "training mode of lm_head"),
+    "a gradient": (lambda job: setattr(weight(job), "grad", torch.ones(128, 32)), "the gradient of transformer.h.1"),
+    "a frozen weight": (lambda job: weight(job).requires_grad_(False), "requires_grad of transformer.h.1.mlp.c_proj"),
+    "the configuration": (lambda job: setattr(job.model.config, "use_cache", False), "the configuration"),
+    "the padding side": (lambda job: setattr(job.tokenizer, "padding_side", "middle"), "the tokenizer's padding side"),
+    "a write, then an error": (write_and_raise, "values of transformer.h.1.mlp.c_proj.weight"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_editor_that_leaves_the_model_changed_ends_the_run(fault: str) -> None:
+    """Its results would be those of another model. The error is none that makes an edit a failed one."""
+    change, named = FAULTS[fault]
+    with pytest.raises(ModelChangedError, match=r"editor 'foreign' left .* changed: ") as caught:
+        edit_with(change)
+    assert named in str(caught.value) and not isinstance(caught.value, EditingError)
+
+
+def test_later_calls_compare_a_sample_of_every_tensor() -> None:
+    with pytest.raises(ModelChangedError, match="values of transformer"):
+        edit_with(lambda job: weight(job).data.add_(1), calls=2)
+
+
+def test_what_returns_to_its_place_is_no_change() -> None:
+    def write_and_restore(job: Any) -> None:
+        copy = weight(job).detach().clone()
+        weight(job).data.add_(1)
+        weight(job).data.copy_(copy)
+
+    (delta,) = edit_with(write_and_restore)
+    assert not delta.dense["transformer.h.1.mlp.c_proj.weight"].requires_grad, "the graph would stay in memory"
+
+
+def test_diagnostics_that_no_file_holds_are_named_before_the_edit_is_used() -> None:
+    class Tensors(Foreign):
+        def compute(self, job: EditJob[EditorConfig]) -> list[Delta]:
+            return [Delta(diagnostics={"final_loss": torch.zeros(())}) for _ in job.groups]
+
+    with pytest.raises(EditingError, match=r"entry 'final_loss' of a delta's diagnostics is no JSON .*float\(loss\)"):
+        Tensors().edit(build_model("gpt2"), build_tokenizer("byte_bpe"), [REQUEST], measure=False)
+
+
+class Undecorated(EditorConfig):
+    lr: float = config_field("learning rate", default=1.0)
+
+
+@dataclass(kw_only=True)
+class Decorated(Undecorated):
+    steps: int = config_field("steps", default=1)
+
+
+class TakesAName(Foreign):
+    name = "rome"
+
+
+class HasAPath(Foreign):
+    name = "../mine"
+
+
+class WritesText(Foreign):
+    name = "writes_text"
+    writes = "weights"
+
+
+class WritesNothingKnown(Foreign):
+    name = "writes_nothing_known"
+    writes = ("weight",)
+
+
+class LosesSettings(Foreign):
+    name = "loses_settings"
+    config_class = Undecorated
+
+
+class LosesSettingsOfABase(Foreign):
+    name = "loses_settings_of_a_base"
+    config_class = Decorated
+
+
+class HasNoCompute(Editor[EditorConfig]):
+    name = "has_no_compute"
+    config_class = EditorConfig
+
+
+class HasNoConfig(Foreign):
+    name = "has_no_config"
+    config_class = dict
+
+
+DECLARATIONS = {
+    "TakesAName": "is 'rome', which is a built-in editor",
+    "HasAPath": r"'../mine'; letters, digits",
+    "WritesText": "'writes' of .* is 'weights'; a tuple with some of weights, hooks, context",
+    "WritesNothingKnown": r"'writes' of .* is \('weight',\)",
+    "LosesSettings": r"lr of Undecorated are no settings; put @dataclass\(kw_only=True\) before class Undecorated",
+    "LosesSettingsOfABase": "lr of Decorated are no settings",
+    "HasNoCompute": "does not define compute",
+    "HasNoConfig": "a subclass of edit_hooks.EditorConfig is needed",
+}
+
+
+@pytest.mark.parametrize("name", DECLARATIONS)
+def test_a_declaration_that_would_be_lost_is_refused(name: str) -> None:
+    with pytest.raises(EditingError, match=DECLARATIONS[name]):
+        editor_class(f"{__name__}:{name}")
+    assert editor_class(f"{__name__}:Foreign") is Foreign
