@@ -23,7 +23,7 @@ from edit_hooks.prompt_context import (
 )
 from edit_hooks.utils.errors import EditingError, UnusableRequestError, unknown_keys_error
 from edit_hooks.utils.text.readable import readable
-from edit_hooks.utils.text.scripts import mention_of
+from edit_hooks.utils.text.scripts import mention_of, near_occurrence
 from edit_hooks.utils.text.slots import ESCAPE_HINT, SLOT, fill_slots, split_slots, split_template
 
 _CONTENT = ("prompt", "target_new", "target_true")  # fields whose line breaks and indentation count
@@ -112,7 +112,7 @@ class EditRequest:
         if num_slots == 0 and self.subject not in self.bare_text:
             raise EditingError(
                 f"subject {self.subject!r} does not occur in prompt {self.prompt!r}{self._case}; "
-                "give the prompt with {} or fix the subject."
+                f"{near_occurrence(self.subject, self.bare_text)}give the prompt with {{}} or fix the subject."
             )
 
     def _settle_seam(self) -> None:

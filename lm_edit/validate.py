@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from edit_hooks.lm.options.edit_sources import read_requests
-from edit_hooks.request import EditRequest, describe_texts
+from edit_hooks.request import EditRequest, describe_texts, require_text
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.storage.files import names_file
+from edit_hooks.utils.text.scripts import invisible_characters
 from lm_eval_tasks.common.records.benchmark import all_benchmarks, check_data, find_benchmark, load_own_file
 from lm_eval_tasks.common.records.dataset import LoadedRecords
 from lm_eval_tasks.common.settings import BAD_RECORDS, Settings
@@ -27,12 +28,14 @@ class Validation:
         num_good: valid records.
         problems: location of every other record -> reason.
         repeated: pairs of locations with the same edit; no error; batch and sequential runs make the edit once.
+        notes: sentences about valid records that are probably mistakes.
     """
 
     source: dict[str, Any]
     num_good: int
     problems: dict[str, str] = field(default_factory=dict)
     repeated: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def validate(target: str, settings: Settings) -> Validation:
@@ -59,7 +62,7 @@ def validate(target: str, settings: Settings) -> Validation:
 def _validated(loaded: LoadedRecords[Any]) -> Validation:
     problems = loaded.source.pop("skipped", {})
     requests = {f"case {case.request.case_id}": case.request for case in loaded.records}
-    return Validation(loaded.source, len(loaded.records), problems, _find_repeated(requests))
+    return Validation(loaded.source, len(loaded.records), problems, _find_repeated(requests), list(_notes(requests)))
 
 
 def _validate_requests(path: str, rows: Sequence[tuple[str, Any]]) -> Validation:
@@ -67,11 +70,13 @@ def _validate_requests(path: str, rows: Sequence[tuple[str, Any]]) -> Validation
     problems: dict[str, str] = {}
     for where, record in rows:
         try:
-            requests[where] = EditRequest.from_dict(record, where=where)
+            request = EditRequest.from_dict(record, where=where)
+            require_text(request.text + request.target_new)
+            requests[where] = request
         except EditingError as error:
             problems[where] = str(error).removeprefix(f"{where}: ")
     source = {"file": path, **describe_texts(list(requests.values()))}
-    return Validation(source, len(requests), problems, _find_repeated(requests))
+    return Validation(source, len(requests), problems, _find_repeated(requests), list(_notes(requests)))
 
 
 def _find_repeated(requests: Mapping[str, EditRequest]) -> list[tuple[str, str]]:
@@ -82,3 +87,16 @@ def _find_repeated(requests: Mapping[str, EditRequest]) -> list[tuple[str, str]]
             pairs.append((first[request.key], where))
         first.setdefault(request.key, where)
     return pairs
+
+
+def _notes(requests: Mapping[str, EditRequest]) -> Iterator[str]:
+    answered: dict[str, tuple[str, str]] = {}  # prompt -> its first answer, and where that is
+    for where, request in requests.items():
+        answer, first = answered.setdefault(request.text, (request.target_new, where))
+        if answer != request.target_new:
+            yield f"{where} wants another answer than {first} to the same prompt; of a batch or stream one holds"
+        if request.target_new == request.target_true:
+            yield f"{where} has the old answer as the new one; comparisons of the two are unscored"
+        for name in ("prompt", "subject", "target_new", "target_true"):
+            if found := invisible_characters(getattr(request, name) or ""):
+                yield f"{where} has invisible characters in its {name}: {', '.join(found)}"

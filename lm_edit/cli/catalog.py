@@ -107,6 +107,8 @@ def _run_validate(args: argparse.Namespace) -> int:
         say(f"bad: {location}: {' '.join(reason.removeprefix(f'{location}: ').split())}")
     for first, second in validation.repeated:
         say(f"note: {second} is the same edit as {first}; batch and sequential runs make it once")
+    for note in validation.notes:
+        say(f"note: {note}")
     num_bad = len(validation.problems)
     say(f"{validation.num_good} good, {num_bad} bad, {len(validation.repeated)} repeated")
     return 1 if validation.problems else 0

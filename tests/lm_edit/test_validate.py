@@ -9,6 +9,7 @@ from paths import RECORDS
 from record_files import invented_records, with_field, write_jsonl
 
 from edit_hooks.utils.errors import EditingError
+from lm_edit.cli.main import main
 from lm_edit.validate import validate
 
 REQUEST = {"prompt": "{} lies in", "subject": "Velm", "target_new": "Karsk"}
@@ -49,3 +50,29 @@ def test_bad_and_repeated_requests_of_a_file_are_listed(tmp_path: Path) -> None:
 def test_unknown_targets_are_errors(target: str, message: str) -> None:
     with pytest.raises(EditingError, match=message):
         validate(target, {})
+
+
+@pytest.mark.parametrize(
+    "changed, words",
+    [
+        ({"target_new": "Ostmark"}, "wants another answer than x.jsonl, record 0 (line 1) to the same prompt"),
+        ({"target_true": "Karsk"}, "has the old answer as the new one; comparisons of the two are unscored"),
+        ({"prompt": "In \u202e{} lies"}, "in its prompt: U+202E RIGHT-TO-LEFT OVERRIDE"),
+        ({"target_new": "\ufeffKarsk\x00"}, "in its target_new: U+FEFF ZERO WIDTH NO-BREAK SPACE, U+0000"),
+    ],
+)
+def test_valid_records_that_are_probably_mistakes_are_noted(
+    changed: dict[str, str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    emoji = {"prompt": "{} waves", "subject": "Velm", "target_new": "👩\u200d👧, क्\u200cष"}
+    path = write_jsonl(tmp_path / "x.jsonl", [REQUEST, {**REQUEST, **changed}, emoji])
+    assert main(["validate", str(path)]) == 0, "no error: some records mean it"
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: x.jsonl, record 1")]
+    assert any(words in note for note in notes) and len(validate(str(path), {}).notes) == len(notes) <= 2
+
+
+def test_half_a_surrogate_pair_is_a_bad_record(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"prompt": "Velm lies in", "target_new": "\\ud83d"}\n')
+    ((_, reason),) = validate(str(path), {}).problems.items()
+    assert "half of a surrogate pair" in reason

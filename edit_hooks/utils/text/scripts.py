@@ -10,7 +10,7 @@ import functools
 import logging
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from edit_hooks.utils.logs import warn_once
 
@@ -127,3 +127,29 @@ def _joins_by_space(text: str) -> bool | None:
             found = has_space
         last, has_space = known, False
     return found
+
+
+def near_occurrence(words: str, text: str) -> str:
+    """A clause about words that a text has in another spelling, for an error that they do not occur; else ``""``."""
+    if _occurs(words, text, lambda part: unicodedata.normalize("NFC", part)):
+        return "they differ in Unicode form (an accent in one character or in two: write both in NFC); "
+    if _occurs(words, text, lambda part: " ".join(part.split())):
+        return "they differ in white space; "
+    return "they differ in upper and lower case; " if _occurs(words, text, str.casefold) else ""
+
+
+def _occurs(words: str, text: str, spelled: Callable[[str], str]) -> bool:
+    return spelled(words) in spelled(text)
+
+
+def invisible_characters(text: str) -> list[str]:
+    """The control and format characters of a text, as ``U+200B ZERO WIDTH SPACE``, each once.
+
+    Line breaks, tabs, and the joiners of emoji and of Indic and Persian words are none.
+    """
+    found = dict.fromkeys(
+        character
+        for character in text
+        if unicodedata.category(character) in ("Cc", "Cf") and character not in "\n\t\r\u200c\u200d"
+    )
+    return [f"U+{ord(character):04X} {unicodedata.name(character, '')}".rstrip() for character in found]

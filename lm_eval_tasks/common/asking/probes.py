@@ -20,6 +20,7 @@ PLACEHOLDER = "placeholder"
 OWN_CHAT = "own_chat"
 NO_QUESTION, NO_GOLD = "the record has no judged probes", "the question has no gold answer"
 NO_COMPETITOR = FailedAnswer("the record has no old answer to compare with", is_failure=False)
+SAME_COMPETITOR = FailedAnswer("the two answers to compare are the same", is_failure=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,8 +285,11 @@ class ProbeAnswers:
 
     @property
     def other(self) -> Answer:
-        """The answer for the competing target; a `FailedAnswer` if the question has none."""
-        return self.targets[1] if len(self.targets) > 1 else NO_COMPETITOR
+        """The answer for the competing target; a `FailedAnswer` if the question has none, or the wanted one again."""
+        if len(self.targets) < 2:
+            return NO_COMPETITOR
+        is_same = self.probe.targets[0].strip() == self.probe.targets[1].strip()
+        return SAME_COMPETITOR if is_same else self.targets[1]
 
 
 class CaseAnswers:

@@ -57,6 +57,10 @@ FOREIGN = (
         ),
     ),
 )
+CONVERT = (
+    "Convert it, as with pandas: pd.read_csv(FILE, dtype=str).to_json('facts.jsonl', orient='records', lines=True, "
+    "force_ascii=False)"
+)
 EASYEDIT_SETTINGS = (
     "it is a settings file of EasyEdit, not a file of records. Give it as editor_args=FILE (lm-edit: --editor-args "
     "FILE): the error then has its settings in the names used here."
@@ -96,4 +100,4 @@ def refuse_other_formats(path: Path) -> None:
         header = next(csv.reader(text.splitlines()[:1], delimiter="\t" if path.suffix == ".tsv" else ","), [])
         if layout := recognize(dict.fromkeys(header)):
             raise EditingError(describe(layout, path))
-        raise EditingError(f"{path}: it is a table with the columns {', '.join(header)}; {needed}. Convert it.")
+        raise EditingError(f"{path}: it is a table with the columns {', '.join(header)}; {needed}. {CONVERT}")

@@ -65,6 +65,16 @@ def test_a_question_without_a_competitor_has_no_comparison_but_a_match() -> None
     assert evaluate(measures["efficacy_prob"]) == Score(reason="the record has no old answer to compare with")
 
 
+def test_an_answer_is_not_compared_with_itself() -> None:
+    """It would be wrong whatever the model says, since it is never likelier than itself."""
+    same = EditRequest(prompt="{} lies in", subject="Velm", target_new="Karsk", target_true="Karsk")
+    doc = likelihood.efficacy_doc(Case(same), {"generate": False})
+    measures = likelihood.score_efficacy(doc, CaseAnswers(doc, [scored(-1.0, [0]), scored(-1.0, [0])]))
+    for name in ("efficacy_prob", "efficacy_magnitude"):
+        assert evaluate(measures[name]) == Score(reason="the two answers to compare are the same")
+    assert evaluate(measures["efficacy_match"]).value == 1.0
+
+
 def test_the_edit_score_of_a_case_has_one_component_per_factor() -> None:
     neighbor = Question("Brenholt lies in", "Ostmark", "Karsk")
     doc = likelihood.edit_score_doc(Case(REQUEST, neighbors=[neighbor]), {})

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from edit_hooks.utils.text.scripts import is_latin, mention_of, sentence_ends, separator_between, writes_spaces
+from edit_hooks.utils.text.scripts import (
+    is_latin,
+    mention_of,
+    near_occurrence,
+    sentence_ends,
+    separator_between,
+    writes_spaces,
+)
 
 
 @pytest.mark.parametrize(
@@ -90,3 +97,17 @@ def test_most_letters_are_latin_or_not(text: str, expected: bool) -> None:
 )
 def test_a_name_is_found_as_whole_words_where_there_are_words(name: str, text: str, count: int) -> None:
     assert len([found for found in mention_of(name).findall(text) if found]) == count
+
+
+@pytest.mark.parametrize(
+    "words, text, clause",
+    [
+        ("S\u00e3o", "a capital de Sa\u0303o", "Unicode form"),
+        ("New Velm", "in New\u00a0Velm", "white space"),
+        ("velm", "in Velm", "upper and lower case"),
+        ("Karsk", "in Velm", ""),
+    ],
+)
+def test_a_subject_in_another_spelling_is_explained(words: str, text: str, clause: str) -> None:
+    found = near_occurrence(words, text)
+    assert clause in found and bool(found) == bool(clause)
