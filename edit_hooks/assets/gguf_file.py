@@ -77,6 +77,8 @@ def _convert(path: Path, folder: Path, dtype: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    from edit_hooks.utils.storage.outputs import disk_errors
+
     work = folder.parent / f".tmp-{uuid.uuid4().hex}"
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
@@ -86,8 +88,9 @@ def _convert(path: Path, folder: Path, dtype: str) -> None:
             dtype=getattr(torch, dtype),
             quantization_config=GgufConfig(dequantize=True),
         )
-        model.save_pretrained(work)
-        tokenizer.save_pretrained(work)
+        with disk_errors(folder):
+            model.save_pretrained(work)
+            tokenizer.save_pretrained(work)
         work.rename(folder)
     except (OSError, EditingError):
         raise

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.storage.files import replacing, require_file
+from edit_hooks.utils.storage.outputs import disk_errors
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]) -> None:
@@ -26,13 +27,10 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], header: Mappi
     Raises:
         OSError: if the file cannot be written.
     """
-    with replacing(path) as temporary:
+    with replacing(path) as temporary, disk_errors(path):
         temporary.touch()
         mode = temporary.stat().st_mode  # safetensors restricts its files to their owner
-        try:
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata=dict(header))
-        except SafetensorError as error:  # also a full disk
-            raise OSError(f"cannot write {path}: {error}") from error
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata=dict(header))
         _sort_metadata(temporary)
         temporary.chmod(mode)
 

@@ -11,9 +11,9 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.printable import printable
 from edit_hooks.utils.settings.numbers import POSITIVE, SEED, Range
 
@@ -30,6 +30,40 @@ EDITOR_HELP = "name of the editor, see lm-edit editors"
 MAX_NAMED = 5  # places that are printed for one reason
 NumberT = TypeVar("NumberT", int, float)
 SETTINGS_SYNTAX = "name:value;name:value, or a YAML file"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that takes no shortened options and hints at what was meant.
+
+    ``--mode joint`` would be ``--model-args joint``.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            verb = self._chosen(parsed)
+            options = [text for action in verb._actions for text in action.option_strings]
+            name = next((word.partition("=")[0] for word in unknown if word.startswith("-")), "")
+            verb.error(f"unrecognized arguments: {' '.join(unknown)}.{near_misses(name, options, 0.7) if name else ''}")
+        return parsed
+
+    def _chosen(self, parsed: argparse.Namespace) -> argparse.ArgumentParser:
+        """The parser of the verb, and of its action, in parsed arguments: its usage has the options in question."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parser = action.choices.get(str(getattr(parsed, action.dest, None)))
+                return parser._chosen(parsed) if isinstance(parser, Parser) else self
+        return self
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += "." + near_misses(str(value), map(str, action.choices or ()))
+            raise
 
 
 def whole(within: Range = POSITIVE) -> Callable[[str], int]:

@@ -43,7 +43,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--relative-noise", type=real(NON_NEGATIVE), help="the same in the embeddings' deviations")
     parser.add_argument("--noise-seed", type=whole(SEED), help="seed of the noise (default 0)")
     parser.add_argument("--state", help="after_norm (default), before_norm, or the number of a block")
-    parser.add_argument("--out", required=True, help=f"file of the vectors, {SUFFIX}; a .json beside it describes them")
+    parser.add_argument(
+        "-o", "--out", required=True, help=f"file of the vectors, {SUFFIX}; a .json beside it describes them"
+    )
     add_overwrite_argument(parser)
 
 

@@ -22,7 +22,7 @@ from lm_edit.cli.building import (
     conversion,
     grow_graph,
 )
-from lm_edit.cli.command import Verb
+from lm_edit.cli.command import Parser, Verb
 from lm_edit.cli.editing import edits, importing, stats, trace, training, tune
 from lm_edit.cli.evaluating import compare, figures, judging, leaderboard, passport, results, sweep
 
@@ -100,7 +100,7 @@ def _message(error: Exception) -> str:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser with all verbs."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="lm-edit",
         description="Make, check and export knowledge edits, and compare their results.\n"
         "Evaluations are run with lm_eval --model edited_hf.",

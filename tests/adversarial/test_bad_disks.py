@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from judge_server import serve
 from lm_runs import answers, build, flat, run
 from paths import RECORDS
@@ -20,12 +21,14 @@ from scripted import ScriptedLM
 from task_runs import run as run_scripted
 from wild_answers import WILD_TASK, wild_texts
 
-from edit_hooks.contract.tiny_models import SENTENCES, build_tokenizer
-from edit_hooks.deltas.delta import Delta
+from edit_hooks.contract.tiny_models import SENTENCES, build_model, build_tokenizer
+from edit_hooks.deltas.delta import Delta, Factor
+from edit_hooks.deltas.saving.export import export_merged, export_peft
 from edit_hooks.locate.moments.null_space import null_space_of
 from edit_hooks.locate.moments.second_moments import MomentSettings, second_moments
 from edit_hooks.store.store import Store
 from edit_hooks.utils.storage import files, sqlite_cache
+from edit_hooks.utils.storage.outputs import disk_errors
 
 resource = pytest.importorskip("resource")  # POSIX only
 
@@ -159,3 +162,23 @@ def test_verdicts_that_cannot_be_stored_are_paid_once(tmp_path: Path, caplog: py
         ]
     scores = [{key: value for key, value in each["results"][WILD_TASK].items() if "judge" in key} for each in results]
     assert scores[0] == scores[1] and "The run continues" in caplog.text
+
+
+@pytest.mark.parametrize("form", ["merged", "peft"])
+def test_an_export_to_a_full_disk_is_a_message_and_leaves_nothing(form: str, tmp_path: Path) -> None:
+    """safetensors and tokenizers report the kernel's reason in exceptions of their own."""
+    model, tokenizer = build_model("gpt2"), build_tokenizer("byte_bpe")
+    map_name = "transformer.h.1.mlp.c_proj"
+    delta = Delta(factors={map_name: Factor(torch.ones(32, 1), torch.ones(128, 1), transposed=True)})
+    target = tmp_path / "out"
+    export = {
+        "merged": lambda: export_merged(model, tokenizer, delta, target),
+        "peft": lambda: export_peft(delta, target),
+    }[form]
+    with pytest.raises(OSError, match="File too large"):
+        on_a_full_disk(export)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(OSError, match=r"cannot write .* \(os error 28\)"), disk_errors(target):
+        raise Exception("No space left on device (os error 28)")  # as tokenizers raises it
+    with pytest.raises(KeyError), disk_errors(target):
+        raise KeyError("another fault")

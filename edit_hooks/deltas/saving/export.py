@@ -35,7 +35,7 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.scopes import undone
 from edit_hooks.utils.storage.files import without_folders
 from edit_hooks.utils.storage.json_io import json_text, read_json
-from edit_hooks.utils.storage.outputs import check_output_folder
+from edit_hooks.utils.storage.outputs import check_output_folder, disk_errors
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 ORIGIN_NAME = "edit_origin.json"  # metadata of the edit, beside peft's files
@@ -311,7 +311,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     """A temporary sibling that is renamed to ``folder`` if the block succeeds and removed otherwise."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
-    with undone(lambda: shutil.rmtree(work, ignore_errors=True)):
+    with undone(lambda: shutil.rmtree(work, ignore_errors=True)), disk_errors(folder):
         work.mkdir()
         yield work
         if folder.exists():

@@ -1,10 +1,11 @@
-"""Checks of output paths before the work: writable, of the right kind, and no file of the inputs."""
+"""Checks of output paths before the work: writable, of the right kind, and no file of the inputs; full disks."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError
@@ -81,3 +82,14 @@ def _is_or_contains(source: Path, file: Path) -> bool:
         return source.is_file() and os.path.samefile(source, file)
     except (OSError, ValueError):  # a hub id, or a text that is no path
         return False
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Raise an OSError for a full disk and the like, which safetensors and tokenizers report as other exceptions."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) or "(os error " not in str(error):  # as Rust spells the kernel's reason
+            raise
+        raise OSError(f"cannot write {path}: {error}") from error

@@ -81,7 +81,7 @@ def _add_facts_arguments(parser: argparse.ArgumentParser) -> None:
         "subjects and objects of its rows change places",
     )
     add_category_argument(parser)
-    parser.add_argument("--out", required=True, help="file of facts to write, for build-bake")
+    parser.add_argument("-o", "--out", required=True, help="file of facts to write, for build-bake")
     add_overwrite_argument(parser)
 
 
@@ -121,7 +121,7 @@ def _add_templates_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.1,
         help="and that are at least so frequent, next to the most frequent one of the same kind (default: %(default)s)",
     )
-    parser.add_argument("--out", required=True, help="file of templates to write, for build-bake --templates")
+    parser.add_argument("-o", "--out", required=True, help="file of templates to write, for build-bake --templates")
     add_overwrite_argument(parser)
 
 

@@ -58,7 +58,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--neighbors", type=whole(), default=10, help="largest number of locality prompts (default: %(default)s)"
     )
     parser.add_argument("--seed", type=whole(SEED), default=0, help="seed of everything that is drawn (default 0)")
-    parser.add_argument("--out", required=True, help="file to write, as in BAKE_qa.json; for data=/path")
+    parser.add_argument("-o", "--out", required=True, help="file to write, as in BAKE_qa.json; for data=/path")
     parser.add_argument(
         "--templates",
         nargs="+",

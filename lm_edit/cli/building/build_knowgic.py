@@ -44,7 +44,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="broader context: facts about the entities of the chains (default), the facts of the chains, as in the "
         "published files, or all of the graph, as in the paper's definition 4; never about the edited subject",
     )
-    parser.add_argument("--out", required=True, help="file of records to write, for data=/path")
+    parser.add_argument("-o", "--out", required=True, help="file of records to write, for data=/path")
     parser.add_argument("--aliases-out", help="file of the answers' other names to write, for knowgic_aliases=/path")
     parser.add_argument("--joined-out", help="file of the joined graph to write, with the graphs that have each fact")
     add_overwrite_argument(parser)

@@ -38,7 +38,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="model that writes subjects and paraphrases: openai:MODEL, openai:MODEL@URL, hf:MODEL, FILE.yaml",
     )
-    parser.add_argument("--out", required=True, help="file of records to write, for data=/path")
+    parser.add_argument("-o", "--out", required=True, help="file of records to write, for data=/path")
     add_overwrite_argument(parser)
     parser.add_argument("--categories", action="store_true", help="also choose one of the paper's ten categories")
     parser.add_argument(

@@ -35,7 +35,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--per-relation", type=whole(), default=2, metavar="N", help="seeds of every relation (default: %(default)s)"
     )
     parser.add_argument("--seed", type=whole(SEED), default=0, help="seed of the draw (default: %(default)s)")
-    parser.add_argument("--out", required=True, help="file of seeds to write, for lm-edit grow-graph")
+    parser.add_argument("-o", "--out", required=True, help="file of seeds to write, for lm-edit grow-graph")
     add_overwrite_argument(parser)
 
 

@@ -25,7 +25,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--edit-prompt", help="edit prompt of concepts without a released one, with {} for the name")
     parser.add_argument("--paraphrase-prompt", help="the same for the paraphrase")
     parser.add_argument("--judge-question", help="judge question, with {definition} and {concept}")
-    parser.add_argument("--out", required=True, help="file to write, as in BAKE_concept.json; for data=/path")
+    parser.add_argument("-o", "--out", required=True, help="file to write, as in BAKE_concept.json; for data=/path")
     add_overwrite_argument(parser)
 
 

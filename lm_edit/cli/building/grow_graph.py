@@ -37,7 +37,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the model whose knowledge the graph holds, which also writes questions and extracts triplets: "
         "openai:MODEL, openai:MODEL@URL, hf:MODEL, FILE.yaml",
     )
-    parser.add_argument("--out", required=True, help="graph to write, for lm-edit build-knowgic")
+    parser.add_argument("-o", "--out", required=True, help="graph to write, for lm-edit build-knowgic")
     add_overwrite_argument(parser)
     parser.add_argument(
         "--review",

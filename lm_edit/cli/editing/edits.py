@@ -54,7 +54,7 @@ def _add_edit_arguments(parser: argparse.ArgumentParser) -> None:
     grouping.add_argument("--sequential", action="store_true", help="a stream: each step edits the result of the last")
     parser.add_argument("--edit-batch-size", type=whole(), help="requests per step of a stream (default 1)")
     parser.add_argument("--store", help="folder of the store of finished edits, or off")
-    parser.add_argument("--out", required=True, help="new folder for the edits")
+    parser.add_argument("-o", "--out", required=True, help="new folder for the edits")
 
 
 def _run_edit(args: argparse.Namespace) -> int:
@@ -166,7 +166,7 @@ def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     formats = "LoRA adapter of peft or, for llama.cpp, in GGUF; or full checkpoint"
     parser.add_argument("--format", required=True, choices=("peft", "gguf", "merged"), help=formats)
-    parser.add_argument("--out", required=True, help="new folder")
+    parser.add_argument("-o", "--out", required=True, help="new folder")
     parser.add_argument(
         "--rank", type=whole(), help="of an adapter, at most: the nearest update of that rank, with the error it makes"
     )

@@ -18,7 +18,7 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
         help=".npz of ROME, MEMIT and UltraEdit, .pt of AlphaEdit, .safetensors, or hf:owner/name@revision/path",
     )
     add_model_arguments(parser)
-    parser.add_argument("--out", type=Path, required=True, help="safetensors file to write")
+    parser.add_argument("-o", "--out", type=Path, required=True, help="safetensors file to write")
     parser.add_argument(
         "--layers", type=whole(NON_NEGATIVE), nargs="+", help="layers of the matrices, in order; default: their names"
     )
@@ -62,7 +62,7 @@ def _add_easyedit_arguments(parser: argparse.ArgumentParser) -> None:
         "file", help="hparams of EasyEdit (YAML), or of the releases of ROME, MEMIT and AlphaEdit (JSON)"
     )
     parser.add_argument("--editor", help="editor that the settings are for; default: that of alg_name in the file")
-    parser.add_argument("--out", type=Path, help="settings file to write; default: print it")
+    parser.add_argument("-o", "--out", type=Path, help="settings file to write; default: print it")
     parser.add_argument("--overwrite", action="store_true", help="replace the file")
 
 

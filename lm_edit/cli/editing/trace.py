@@ -55,7 +55,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-tokens", type=whole(), default=4096, help="tokens per forward pass (default 4096)")
     parser.add_argument("--store", help="folder of the store of finished facts, or off")
-    parser.add_argument("--out", help="write all effects to this JSON file")
+    parser.add_argument("-o", "--out", help="write all effects to this JSON file")
     parser.add_argument("--plot", help="write a figure: .svg, .png, .pdf (needs matplotlib), .html (needs plotly)")
     add_overwrite_argument(parser)
 

@@ -35,7 +35,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--settings", help=f"settings of training and editor: {SETTINGS_SYNTAX}; lm-edit editors EDITOR lists them"
     )
-    parser.add_argument("--out", required=True, help="folder of the artifact; an interrupted run resumes there")
+    parser.add_argument("-o", "--out", required=True, help="folder of the artifact; an interrupted run resumes there")
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -92,7 +92,7 @@ def _add_import_arguments(parser: argparse.ArgumentParser) -> None:
         "and counterfactual, as save_pretrained writes them",
     )
     parser.add_argument("--settings", help=f"settings of the editor under which they were trained: {SETTINGS_SYNTAX}")
-    parser.add_argument("--out", required=True, help="new folder of the artifact")
+    parser.add_argument("-o", "--out", required=True, help="new folder of the artifact")
 
 
 def _import(args: argparse.Namespace) -> int:

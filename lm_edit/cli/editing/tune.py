@@ -75,7 +75,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trials", type=whole(), help="try at most this many candidates, drawn at random")
     parser.add_argument("--grid", action="store_true", help="run every candidate on every fact, without halving")
     parser.add_argument("--store", help="folder of the store of finished trials, or off")
-    parser.add_argument("--out", help="write the best settings to this YAML file, for editor_args=")
+    parser.add_argument("-o", "--out", help="write the best settings to this YAML file, for editor_args=")
     add_overwrite_argument(parser)
 
 

@@ -28,7 +28,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="result files or folders of other editors, such as those of lm-edit sweep with the same plan and options",
     )
     parser.add_argument("--dry-run", action="store_true", help="list the runs with their estimated time; run nothing")
-    parser.add_argument("--out", help="folder of runs and tables (default compare/<editor>)")
+    parser.add_argument("-o", "--out", help="folder of runs and tables (default compare/<editor>)")
     parser.add_argument("--overwrite", action="store_true", help="replace tables that lm-edit has not written")
     add_size_arguments(parser)
     add_run_arguments(parser)

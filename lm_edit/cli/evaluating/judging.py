@@ -26,7 +26,7 @@ def _add_judge_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--compare", metavar="JUDGE", help="a second judge: agreement, Cohen's kappa, disagreements")
     parser.add_argument("--score", action="append", default=[], help="also print a score: match_ratio, bertscore, ...")
-    parser.add_argument("--out", help="write every verdict to this JSONL file")
+    parser.add_argument("-o", "--out", help="write every verdict to this JSONL file")
     parser.add_argument(
         "--write-results",
         metavar="DIR",

@@ -41,7 +41,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ability-rows", type=whole(), default=4, help="rows of each ability task (default: %(default)s)"
     )
     parser.add_argument("--seed", type=whole(SEED), default=0, help="seed of training and decompositions")
-    parser.add_argument("--out", help="new folder for passport.json, passport.md, passport.html and the result files")
+    parser.add_argument(
+        "-o", "--out", help="new folder for passport.json, passport.md, passport.html and the result files"
+    )
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from edit_hooks.utils.durations import spell_duration
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.settings.numbers import POSITIVE
 from edit_hooks.utils.storage.json_io import json_text
@@ -57,13 +58,20 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     watch.add_argument("folder", help="--out of lm-edit sweep, or a folder of several")
     watch.add_argument("--every", type=real(POSITIVE), default=5.0, help="seconds between two tables (default 5)")
     watch.add_argument("--once", action="store_true", help="print one table and end")
+    watch.add_argument(
+        "--patience",
+        type=real(POSITIVE),
+        default=600.0,
+        help="end after these seconds in which no run was executed "
+        "(default 600); longer where runs wait in the queue of a cluster",
+    )
     watch.set_defaults(run_action=_watch)
     add("check", _check, "check result files and samples; a results repository also for its layout")
     merge = add("merge", _merge, "write one result file per run, with the newest result of each task")
-    merge.add_argument("--out", required=True, help="new folder")
+    merge.add_argument("-o", "--out", required=True, help="new folder")
     export = add("export", _export, "write results in the format of another project")
     export.add_argument("--to", required=True, choices=TARGET_NAMES, help="the format")
-    export.add_argument("--out", required=True, help="new folder")
+    export.add_argument("-o", "--out", required=True, help="new folder")
     add_only_argument(export)
     export.add_argument("--organization", default="unknown", help="every-eval-ever: who ran the evaluations")
     export.add_argument("--developer", help="every-eval-ever: who made the models whose names do not say so")
@@ -83,7 +91,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="leave out records without a score in some run, such as an unreadable verdict, instead of an error",
     )
-    select.add_argument("--out", required=True, help="file of records to write, for data=/path")
+    select.add_argument("-o", "--out", required=True, help="file of records to write, for data=/path")
     add_overwrite_argument(select)
     separate = add("separate", _separate, "print which columns tell the facts of some runs from those of others (AUC)")
     separate.add_argument("--from", dest="second", nargs="+", required=True, help="the other runs: files or folders")
@@ -96,7 +104,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_only_argument(separate)
     separate.add_argument("--only-from", nargs="+", default=[], metavar="CONDITION", help="the same for --from")
-    separate.add_argument("--out", help="also write groups and columns to this JSON file")
+    separate.add_argument("-o", "--out", help="also write groups and columns to this JSON file")
     add_overwrite_argument(separate)
     submit = add("submit", _submit, "prepare the files of a pull request to a results repository; sends nothing")
     submit.add_argument("--repository", required=True, help="clone of the repository, or a new folder")
@@ -132,14 +140,21 @@ def _history(args: argparse.Namespace) -> int:
 
 
 def _watch(args: argparse.Namespace) -> int:
-    """Print the runs of a sweep again whenever something has changed; 1 if one has failed when none is left."""
+    """Print the runs of a sweep again whenever something has changed.
+
+    Returns:
+        1 if a run has failed when none is left, and if the patience ends while some are left; else 0.
+    """
     from edit_hooks.utils.storage.files import require_folder
     from lm_edit.sweeps.execution.watch import HEADER, SweepFolder
 
     watched = SweepFolder(require_folder(args.folder, "the folder of a sweep,"))
     shown: object = None
+    executed = time.monotonic()
     while True:
         seen = watched.read()
+        if seen.is_executed:
+            executed = time.monotonic()
         if (seen.rows, seen.summary) != shown:
             shown = seen.rows, seen.summary
             clear_terminal()
@@ -149,6 +164,9 @@ def _watch(args: argparse.Namespace) -> int:
             sys.stdout.flush()
         if args.once or seen.has_ended:
             return 1 if seen.has_failed else 0
+        if time.monotonic() - executed >= args.patience:
+            say(f"no process has executed a run for {spell_duration(args.patience)}; lm-edit sweep continues the sweep")
+            return 1
         time.sleep(args.every)
 
 

@@ -27,7 +27,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     action.add_argument("--print", action="store_true", help="print the plan's file, to start your own")
     action.add_argument("--dry-run", action="store_true", help="list the runs with their estimated time; run nothing")
     action.add_argument("--status", action="store_true", help="list the runs with their states; run nothing")
-    parser.add_argument("--out", help=f"folder of the runs (default {DEFAULT_OUT}/<plan>)")
+    parser.add_argument("-o", "--out", help=f"folder of the runs (default {DEFAULT_OUT}/<plan>)")
     add_run_arguments(parser)
     add_size_arguments(parser)
 

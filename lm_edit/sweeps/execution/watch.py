@@ -39,12 +39,13 @@ class Seen(NamedTuple):
     """The runs at one time.
 
     Attributes:
-        rows: one for each run, see :data:`HEADER`. summary: lines. has_ended: no run is left. has_failed: some run has
-            failed, or has damaged results.
+        rows: one for each run, see :data:`HEADER`. summary: lines. is_executed: a process executes a run. has_ended: no
+            run is left. has_failed: some run has failed, or has damaged results.
     """
 
     rows: list[tuple[str, ...]]
     summary: list[str]
+    is_executed: bool
     has_ended: bool
     has_failed: bool
 
@@ -95,7 +96,8 @@ class SweepFolder:
                 remark = f"waits for a place beside {executed} running" if executed else "no process executes the sweep"
             parts = (stage.what, stage.share, stage.rate, stage.left) if stage else ("", "", "", "")
             rows.append((state, *parts, run.name, " ".join(remark.split())))
-        return Seen(rows, self._summary(runs, counts), not _left(counts), bool(counts["failed"] or counts["damaged"]))
+        has_failed = bool(counts["failed"] or counts["damaged"])
+        return Seen(rows, self._summary(runs, counts), bool(executed), not _left(counts), has_failed)
 
     def _summary(self, runs: list[_Run], counts: Counter[str]) -> list[str]:
         parts = [", ".join(f"{number} {state}" for state, number in counts.items())]

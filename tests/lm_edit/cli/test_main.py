@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import sys
 import pytest
 from paths import ROOT
 
-from lm_edit.cli.main import VERBS, main
+from lm_edit.cli.main import VERBS, build_parser, main
 
 HEAVY_PACKAGES = {"torch", "transformers", "lm_eval", "numpy", "yaml", "safetensors"}
 
@@ -55,3 +56,37 @@ def test_an_interrupt_ends_with_its_own_code(monkeypatch, capsys):
     monkeypatch.setitem(VERBS, "demo", VERBS["demo"]._replace(run=interrupt))
     assert main(["demo"]) == 130
     assert capsys.readouterr().err == "lm-edit demo: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    "line, verb, hint",
+    [
+        ("editr", "lm-edit", "'edit'"),
+        ("results shw", "lm-edit results", "'show'"),
+        ("export --format mergd -o x y", "lm-edit export", "'merged'"),
+        (
+            "results show runs --metric a",
+            "lm-edit results show",
+            "unrecognized arguments: --metric a. Did you mean '--metrics'",
+        ),
+        ("edit --mode joint --editor ft_m --edits x -o y", "lm-edit edit", "unrecognized arguments: --mode joint"),
+    ],
+)
+def test_a_misspelled_word_is_refused_with_what_was_meant(line, verb, hint, capsys):
+    """A shortened option is refused, too: `--mode joint` would be `--model-args joint`."""
+    with pytest.raises(SystemExit) as ended:
+        main(line.split())
+    message = capsys.readouterr().err
+    assert ended.value.code == 2 and f"usage: {verb} [" in message and hint in message.splitlines()[-1]
+
+
+def test_every_output_has_one_short_option():
+    parsers, with_output = [build_parser()], 0
+    while parsers:
+        parser = parsers.pop()
+        for action in parser._actions:
+            parsers += action.choices.values() if isinstance(action, argparse._SubParsersAction) else []
+            if "--out" in action.option_strings:
+                with_output += 1
+                assert "-o" in action.option_strings, parser.prog
+    assert with_output > 20

@@ -81,6 +81,12 @@ def test_the_command_ends_with_the_sweep_and_needs_one(out, capsys, monkeypatch)
         SweepFolder(out / "empty")
 
 
+def test_the_command_ends_if_no_process_executes_the_sweep(tmp_path, capsys):
+    prepared(tmp_path, "waiting")
+    assert main(["results", "watch", str(tmp_path), "--every", "0.01", "--patience", "0.02"]) == 1
+    assert "no process has executed a run for" in capsys.readouterr().out.splitlines()[-1]
+
+
 def test_the_run_of_another_process_is_named_within_a_second(tmp_path):
     folder = prepared(tmp_path, "theirs")
     (folder / LOG).write_text(BAR)
