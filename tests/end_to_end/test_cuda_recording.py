@@ -108,9 +108,9 @@ def test_no_step_waits(model_type, monkeypatch):
 
 
 def test_a_capture_that_fails_leaves_nothing():
-    """PyTorch before 2.13 would refuse to give memory back, to draw numbers and to record again."""
+    """PyTorch alone would refuse to draw numbers and to replay, and before 2.13 to give memory back."""
     model, recorder, number = build_model("llama").to(DEVICE), CudaRecorder(), torch.zeros(3, device=DEVICE)
-    calls = []
+    earlier, calls = recorder.capture(model, lambda: number.add_(1)), []
 
     def reads_in_the_capture() -> None:
         calls.append(number.add_(1))
@@ -123,8 +123,10 @@ def test_a_capture_that_fails_leaves_nothing():
     torch.cuda.empty_cache()
     assert torch.rand(3, device=DEVICE).isfinite().all()
     number.zero_()
+    earlier()
+    assert number.tolist() == [1, 1, 1]
     recorder.capture(model, lambda: number.add_(1))()
-    assert number.tolist() == [2, 2, 2], "the run before the capture, and the replay"
+    assert number.tolist() == [3, 3, 3], "the run before the capture, and the replay"
 
 
 def test_memory_of_graphs_is_counted_and_given_back():

@@ -88,10 +88,9 @@ class CudaRecorder:
                     step()
                     num_bytes = torch.cuda.memory_reserved(device) - before
             except BaseException:
-                _forget_capture(device, pool)
-                raise
-            finally:
                 torch.cuda.set_stream(own)  # the scope above stays on its stream if the capture became invalid
+                _forget_capture(place, pool)
+                raise
             place.keep(graph, num_bytes)
         return graph.replay
 
@@ -129,18 +128,17 @@ class _Place:
         graph_bytes[self.device] += num_bytes
 
 
-def _forget_capture(device: torch.device, pool: Any) -> None:
-    """Undo a capture that failed, where PyTorch before 2.13 does not.
+def _forget_capture(place: _Place, pool: Any) -> None:
+    """Undo a capture that became invalid, where PyTorch does not.
 
-    Its allocator goes on as if the capture were under way and refuses to give memory back; its generator of random
-    numbers refuses to draw. The functions raise if there is nothing to undo.
+    Before 2.13 its allocator goes on as if the capture were under way, and gives no memory back. Its generator of
+    random numbers does so, too, and refuses to draw and to replay, until a later capture ends well.
     """
     for name in ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"):  # since 2.8, before
-        with contextlib.suppress(AttributeError, RuntimeError):
-            getattr(torch._C, name)(device.index, pool)
-    with contextlib.suppress(RuntimeError):
-        generator = torch.cuda.default_generators[device.index]
-        generator.graphsafe_set_state(generator.clone_state())
+        with contextlib.suppress(AttributeError, RuntimeError, TypeError):  # RuntimeError: there is nothing to undo
+            getattr(torch._C, name)(place.device.index, pool)
+    with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=place.stream):
+        torch.zeros(1, device=place.device)
 
 
 @contextlib.contextmanager
@@ -257,9 +255,10 @@ def recording_of(
         _too_large[model], recording = _num_bytes(tensors), None
         log.info("A step of %s is not recorded: its memory is short.", type(model).__name__)
     except Exception as error:  # of any kind: a model's own code runs inside
-        _refused.setdefault(model, {})[kind] = first_line(error)
-        for failed in [other for other in known if isinstance(other, tuple) and other[0] == kind]:
-            del known[failed]
+        # behind the error of a step, the end of its capture raises another
+        errors = [one for one in (error.__context__, error) if one is not None]
+        _refused.setdefault(model, {})[kind] = "; ".join(map(first_line, errors))
+        _recordings.clear()  # of all kinds: a capture that failed may have left a state in which none replays
         log.warning("Steps of %s are not recorded for %s: %s", kind, type(model).__name__, _refused[model][kind])
         return None
     if recording is None:  # here the exception is gone, and with it the frames that hold tensors

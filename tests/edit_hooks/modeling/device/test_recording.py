@@ -81,14 +81,17 @@ def test_a_step_that_depends_on_the_host_is_refused(model, caplog):
 
 
 def test_a_step_that_cannot_be_recorded_is_refused_once(model, caplog):
-    with recorded_on_a_cpu(RuntimeError("operation not permitted\nwhen stream is capturing")):
+    error = RuntimeError("the capture is not valid")
+    error.__context__ = RuntimeError("operation not permitted\nwhen stream is capturing")
+    with recorded_on_a_cpu(error):
         with caplog.at_level(logging.WARNING):
             counter = Counter(3.0, 2.0)
             assert counter.recorded(model) is None and torch.equal(counter.total, torch.full((3,), 3.0))
         assert not records(model, CPU, KIND) and records(model, CPU, "another kind")
-        assert refusals(model) == {KIND: "RuntimeError: operation not permitted"}
+        reason = "RuntimeError: operation not permitted; RuntimeError: the capture is not valid"
+        assert refusals(model) == {KIND: reason}
     assert [record.getMessage() for record in caplog.records] == [
-        "Steps of counting are not recorded for Linear: RuntimeError: operation not permitted"
+        f"Steps of counting are not recorded for Linear: {reason}"
     ]
 
 
@@ -128,6 +131,19 @@ def test_a_replay_keeps_the_tensors_of_a_recording_that_was_dropped():
     del tensor
     assert kept() is not None
     replay()
+
+
+def test_after_a_failure_no_recording_is_replayed(model):
+    """Of whatever kind: PyTorch's generator, which all graphs know, may have been left in the capture that failed."""
+    with recorded_on_a_cpu() as recorder:
+        total = torch.zeros(1)
+        for kind in (KIND, "another kind"):
+            assert recording_of(model, kind, None, lambda: total.add_(1), [total], [total])
+        recorder.error = RuntimeError("operation not permitted")
+        assert Counter(0.0, 2.0).recorded(model) is None
+        recorder.error = None
+        assert recording_of(model, "another kind", None, lambda: total.add_(1), [total], [total])
+        assert recorder.num_captures == 3
 
 
 def test_tensors_that_a_recording_is_not_given_are_found(model):
@@ -229,13 +245,13 @@ class FakeCuda:
     """What a recorder uses of ``torch.cuda``; the stream of a graph stays current if its scope fails, as PyTorch's.
 
     Attributes:
-        reserved: bytes that the allocator holds. undone: what ended a capture that failed, and in which pool.
+        reserved: bytes that the allocator holds. undone: pools of captures that failed.
     """
 
     def __init__(self) -> None:
         self.current, self.captures = Stream(), list[tuple[object, Stream]]()
         self.reserved = 0
-        self.undone: list[tuple[str, object]] = []
+        self.undone: list[object] = []
 
     @contextlib.contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
@@ -246,7 +262,7 @@ class FakeCuda:
             self.current = before
 
     @contextlib.contextmanager
-    def graph(self, _graph: object, pool: object, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+    def graph(self, _graph: object, stream: Stream, pool: object = None, **_options: str) -> Iterator[None]:
         self.reserved = 10  # the cache is emptied first
         before, self.current = self.current, stream
         yield
@@ -256,14 +272,8 @@ class FakeCuda:
     def set_stream(self, stream: Stream) -> None:
         self.current = stream
 
-    def clone_state(self) -> str:
-        return "a new state"
-
-    def graphsafe_set_state(self, state: str) -> None:
-        self.undone.append(("generator", state))
-
-    def end(self, index: int, pool: object) -> None:
-        self.undone.append((f"allocator {index}", pool))
+    def end(self, _index: int, pool: object) -> None:
+        self.undone.append(pool)
         raise RuntimeError("not currently recording to mempool_id")
 
 
@@ -278,7 +288,6 @@ def cuda(monkeypatch) -> FakeCuda:
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: fake.reserved)
-    monkeypatch.setattr(torch.cuda, "default_generators", {None: fake})
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", fake.end, raising=False)
     monkeypatch.setattr(recording, "_waiting_is_refused", contextlib.nullcontext)
     return fake
@@ -327,7 +336,8 @@ def test_the_memory_of_graphs_is_not_free(cuda, model, monkeypatch):
 def test_after_a_failed_capture_the_host_goes_on_where_it_was(cuda, model, calls):
     """On its own stream, which has waited for what the step launched: the tensors are set back next.
 
-    PyTorch before 2.13 forgets neither that the allocator nor that the generator takes part in a capture.
+    PyTorch's allocator, before 2.13, and its generator go on as if the capture were under way: the one is told, and a
+    capture of nothing ends well for the other.
     """
     own, left = cuda.current, [calls]
 
@@ -338,10 +348,9 @@ def test_after_a_failed_capture_the_host_goes_on_where_it_was(cuda, model, calls
 
     with pytest.raises(RuntimeError, match="not permitted"):
         CudaRecorder().capture(model, failing)
-    assert cuda.current is own and not cuda.captures
     (side,) = own.waited_for
-    assert side is not own and side.waited_for == [own]
-    assert [name for name, _ in cuda.undone] == ["allocator None", "generator"] * (calls == 2)
+    assert cuda.current is own and side is not own and side.waited_for == [own]
+    assert len(cuda.undone) == (calls == 2) and cuda.captures == [(None, side)] * (calls == 2)
 
 
 def test_not_finite_results_agree_where_both_are_not():
