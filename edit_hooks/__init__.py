@@ -4,7 +4,7 @@ The Python API: an :class:`EditRequest` describes the change, :func:`load_editor
 returns :class:`Delta` values, and :func:`edited` applies them for the duration of a ``with`` block.
 
 The further names are for authors of editors: the modules of a model that an edit can change, hooks, and edits that act
-through hooks. Everything else is internal and can move.
+through hooks or the prompt. Everything else is internal and can move.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from edit_hooks.base.job import EditJob
     from edit_hooks.base.registry import EDITORS, load_editor
     from edit_hooks.deltas.apply import edited
+    from edit_hooks.deltas.context_edit import ContextEdit
     from edit_hooks.deltas.delta import Delta, Factor
     from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_width, target_module
     from edit_hooks.deltas.row_adapters import PerRowAdapters
@@ -36,6 +37,7 @@ _HOMES = {
     "EDITORS": "base.registry",
     "POSITIVE": "utils.settings.numbers",
     "ArtifactKind": "base.artifacts.trained_artifact",
+    "ContextEdit": "deltas.context_edit",
     "Delta": "deltas.delta",
     "EditJob": "base.job",
     "EditRequest": "request",
@@ -66,6 +68,7 @@ __all__ = [
     "EDITORS",
     "POSITIVE",
     "ArtifactKind",
+    "ContextEdit",
     "Delta",
     "EditJob",
     "EditRequest",

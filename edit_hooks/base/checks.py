@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
@@ -108,8 +108,12 @@ def require_editable(
             )
 
 
-def require_deltas(computed: object, editor: str, num_groups: int) -> list[Delta]:
-    """Refuse anything but one delta per group of requests: an editor of another package may return anything."""
+def require_deltas(computed: object, editor: str, num_groups: int, writes: Collection[str]) -> list[Delta]:
+    """Refuse anything but one delta per group of requests: an editor of another package may return anything.
+
+    Args:
+        writes: what the editor declares to change.
+    """
     if not (isinstance(computed, (list, tuple)) and all(isinstance(delta, Delta) for delta in computed)):
         raise EditingError(
             f"editor {editor!r}: compute returned {_kinds_in(computed)}; a list with one Delta per group of "
@@ -121,6 +125,11 @@ def require_deltas(computed: object, editor: str, num_groups: int) -> list[Delta
             "; one delta per group of job.groups is needed."
         )
     for delta in computed:
+        if undeclared := [part for part in delta.writes if part not in writes]:
+            raise EditingError(
+                f"editor {editor!r}: a delta changes {' and '.join(undeclared)}, and 'writes' of the class is "
+                f"{tuple(writes)}; declare all that its edits change, by which runs and tables treat them."
+            )
         for key, value in delta.diagnostics.items():
             _require_json(key, value, editor)
     return list(computed)

@@ -215,7 +215,7 @@ class Editor(ConfiguredEditor[ConfigT]):
             steps = [placed(inner, delta, updates=self.reads_past_updates) for delta in history]
             job = EditJob(inner, tokenizer, config, list(requests), joint, steps, report)
             with self._guarded(inner, tokenizer):
-                deltas = require_deltas(self.compute(job), self.name, len(job.groups))
+                deltas = require_deltas(self.compute(job), self.name, len(job.groups), self.writes)
         settings = config.to_dict()
         for group, delta in zip(job.groups, deltas, strict=True):
             requests_of_delta = [request.to_dict() for request in group]

@@ -18,6 +18,7 @@ from templates import TEMPLATES, copy_template
 
 from edit_hooks import EditingError, load_editor
 from edit_hooks.base import registry
+from edit_hooks.contract import run_contract
 from edit_hooks.contract.tiny_models import save_tiny
 from lm_edit.cli.main import main
 
@@ -96,6 +97,13 @@ def test_the_hook_editor_of_the_template_keeps_the_contract(tmp_path: Path) -> N
     done = lm_edit("check-editor", "my_hook_editor:MyHookEditor", "--models", "llama,gpt2", path=ROOT, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rows           ok     ok" in done.stdout and " 0 failed, 0 exempt" in done.stdout
+
+
+def test_the_prompt_editor_of_the_template_keeps_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TEMPLATES / "editor"))
+    results = list(run_contract("my_prompt_editor:MyPromptEditor", ["llama"]))
+    outcomes = {result.check: result.outcome for result in results}
+    assert {name for name, outcome in outcomes.items() if outcome != "passed"} == {"target"}, outcomes
 
 
 def test_an_installed_package_brings_its_kind_of_hooks(site: Path, tmp_path: Path) -> None:

@@ -107,6 +107,16 @@ def test_diagnostics_that_no_file_holds_are_named_before_the_edit_is_used() -> N
         Tensors().edit(build_model("gpt2"), build_tokenizer("byte_bpe"), [REQUEST], measure=False)
 
 
+@pytest.mark.parametrize("writes", [("hooks",), ("context",)])
+def test_a_change_that_the_class_does_not_declare_is_refused(writes: tuple[str, ...]) -> None:
+    """Tables compare editors of the prompt apart, and measure no damage of theirs."""
+    editor = type("Undeclared", (Foreign,), {"name": "undeclared", "writes": writes})({"layers": [EDIT_LAYER]})
+    with pytest.raises(
+        EditingError, match=rf"a delta changes weights, and 'writes' of the class is \('{writes[0]}',\)"
+    ):
+        editor.edit(build_model("gpt2"), build_tokenizer("byte_bpe"), [REQUEST], measure=False)
+
+
 class Undecorated(EditorConfig):
     lr: float = config_field("learning rate", default=1.0)
 

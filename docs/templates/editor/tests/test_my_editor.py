@@ -6,8 +6,10 @@ import pytest
 
 from edit_hooks.contract import ALL_MODEL_TYPES, run_contract
 
+EDITORS = ("my_editor:MyEditor", "my_hook_editor:MyHookEditor", "my_prompt_editor:MyPromptEditor")
 
-@pytest.mark.parametrize("editor", ["my_editor:MyEditor", "my_hook_editor:MyHookEditor"])
+
+@pytest.mark.parametrize("editor", EDITORS)
 @pytest.mark.parametrize("model_type", ALL_MODEL_TYPES)
 def test_contract(model_type: str, editor: str) -> None:
     results = list(run_contract(editor, [model_type]))
