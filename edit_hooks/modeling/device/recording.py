@@ -35,6 +35,8 @@ MOST_RECORDINGS, MOST_BYTES = 8, 2**32  # of tensors; the memory that their grap
 # Of results, in norms: kernels that add in any order differ by rounding, which Adam enlarges where gradients are tiny.
 # A replay that reads wrong tensors differs by about 1.
 TOLERANCE = 0.05
+# Other threads of the process (data loaders, NCCL's watchdog) may call CUDA while a step is recorded.
+MODE = "thread_local"
 WAITED = "called a synchronizing CUDA operation"  # PyTorch's warning
 COPIES = 4  # of its tensors: itself, the contents before and after a trial, gradients
 
@@ -82,8 +84,7 @@ class CudaRecorder:
             finally:  # also after an error: what it launched still writes into the tensors that are set back now
                 own.wait_stream(place.stream)
             try:
-                # thread_local: other threads of the process (data loaders, NCCL's watchdog) may call CUDA meanwhile
-                with torch.cuda.graph(graph, pool=pool, stream=place.stream, capture_error_mode="thread_local"):
+                with torch.cuda.graph(graph, pool=pool, stream=place.stream, capture_error_mode=MODE):
                     before = torch.cuda.memory_reserved(device)
                     step()
                     num_bytes = torch.cuda.memory_reserved(device) - before
@@ -137,7 +138,8 @@ def _forget_capture(place: _Place, pool: Any) -> None:
     for name in ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"):  # since 2.8, before
         with contextlib.suppress(AttributeError, RuntimeError, TypeError):  # RuntimeError: there is nothing to undo
             getattr(torch._C, name)(place.device.index, pool)
-    with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=place.stream):
+    nothing = torch.cuda.graph(torch.cuda.CUDAGraph(), stream=place.stream, capture_error_mode=MODE)
+    with contextlib.suppress(RuntimeError), nothing:
         torch.zeros(1, device=place.device)
 
 

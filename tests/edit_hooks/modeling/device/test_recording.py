@@ -262,7 +262,8 @@ class FakeCuda:
             self.current = before
 
     @contextlib.contextmanager
-    def graph(self, _graph: object, stream: Stream, pool: object = None, **_options: str) -> Iterator[None]:
+    def graph(self, _graph: object, stream: Stream, capture_error_mode: str, pool: object = None) -> Iterator[None]:
+        assert capture_error_mode == "thread_local", "other threads would end the capture, or fail"
         self.reserved = 10  # the cache is emptied first
         before, self.current = self.current, stream
         yield
