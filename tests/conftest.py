@@ -21,6 +21,7 @@ if os.path.isdir("/dev/shm"):
 os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")
 
 import functools
+import pickle
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -106,6 +107,24 @@ def _no_report_on_the_machine() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lm_eval.evaluator.add_env_info", lambda storage: None)
         patch.setattr("lm_eval.evaluator.get_git_commit_hash", lambda: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _our_tasks_are_read_once() -> Iterator[None]:
+    """lm-eval parses the 330 YAML files of our tasks for every task manager; here once for all tests of a process."""
+    from lm_eval.tasks import _index
+    from paths import ROOT
+
+    load, folder = _index.load_yaml, ROOT / "lm_eval_tasks"
+    read = functools.cache(lambda path, options: pickle.dumps(load(path, **dict(options))))
+
+    def load_yaml(path: Path, **options: bool) -> object:
+        is_ours = folder in path.parents
+        return pickle.loads(read(path, tuple(options.items()))) if is_ours else load(path, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_index, "load_yaml", load_yaml)
         yield
 
 
