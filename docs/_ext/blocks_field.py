@@ -17,7 +17,10 @@ from typing import Any, NamedTuple
 from block import ROOT, Block, table
 from blocks_measured import cell_text
 
+from edit_hooks.base.describe import describe_editor
+from edit_hooks.base.registry import EDITORS
 from lm_edit.cli.main import main
+from lm_edit.figures.drawing.charts import Chart, Lines, Series
 from lm_edit.leaderboard.board import Cell, Row
 from lm_edit.leaderboard.table import build_board
 from lm_edit.results.filters import filter_rows
@@ -158,6 +161,39 @@ def long_streams(_: str) -> Block:
     return Block(f"{table(heads, lines)}\n\n{facts}")
 
 
+def long_stream_curves() -> Chart:
+    """Time per step, memory of the process and what is carried over the steps, a line per editor."""
+    panels = []
+    for title, name, unit, label in (
+        ("Processor time", "seconds", 1e-3, "ms per step"),
+        ("Memory of the process", "memory", MIB, "MiB"),
+        ("Carried to the next step", "state", KIB, "KiB"),
+    ):
+        series = [
+            Series(
+                name=editor,
+                values=[section[name] / unit for section in record["sections"]],
+                positions=[section["last_step"] for section in record["sections"]],
+                color=number,
+                style=number,
+            )
+            for number, (editor, record) in enumerate(kept_streams().items())
+        ]
+        panels.append(Lines(title=title, series=series, position_label="steps", value_label=label))
+    return Chart(name="long_streams", title="Streams of one fact per step on a tiny model", panels=panels)
+
+
+def stream_growth(_: str) -> Block:
+    """What every editor states about its streams; editors that state the same share a row."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name in EDITORS:
+        growth = describe_editor(name).stream_growth
+        assert growth is not None, name
+        rows.setdefault((growth.carries, growth.grows), []).append(f"`{name}`")
+    lines = [[", ".join(names), carries, grows] for (carries, grows), names in rows.items()]
+    return Block(table(["editor", "carried from step to step", "grows"], lines))
+
+
 ESTIMATES = {
     "8b": "field_3k",
     "demo": "field_3k --pretrained demo --model-args data=hub:locft_3k --num-edits 200 --limit 200 "
@@ -181,4 +217,5 @@ FIELD_BLOCKS: dict[str, Callable[[str], Block]] = {
     "field": field,
     "field-estimate": field_estimate,
     "long-streams": long_streams,
+    "stream-growth": stream_growth,
 }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import yaml
 from block import ROOT
+from blocks_field import long_stream_curves
 from blocks_measured import ablation_front
 
 from lm_edit.figures.drawing.output import write_figure
@@ -78,7 +79,8 @@ def make() -> None:
         if not find_figure(name).is_table and chosen.picture is None:
             target = MADE / "figures" / f"{name}.svg"
             draw_figure(find_figure(name), paths_of(name), target, chosen.only, Options(case=chosen.case))
-    write_figure(ablation_front(), MADE / "figures/two_way_front.svg")
+    for chart in (ablation_front(), long_stream_curves()):
+        write_figure(chart, MADE / f"figures/{chart.name}.svg")
     page = MADE / "pages/leaderboard/index.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(make_site([str(KEPT / RESULTS)], published="none").files[page.name], encoding="utf-8")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edit_hooks.base.config import EditorConfig
+from edit_hooks.base.footprint import StreamGrowth
 from edit_hooks.base.registry import EDITORS, editor_class, editor_names, tier
 from edit_hooks.base.wrapping.wrapper import PostProcessingEditor
 from edit_hooks.utils.errors import EditingError
@@ -40,6 +41,7 @@ class EditorDescription:
             Both are of the class: an editor with a base (``has_base``) has those of its base.
         writes: parts that the edits change: weights, hooks, context.
         has_base: it post-processes the edits of another editor.
+        stream_growth: what a stream carries, if the class states it.
     """
 
     name: str
@@ -50,6 +52,7 @@ class EditorDescription:
     writes: tuple[str, ...]
     settings: tuple[EditorSetting, ...]
     has_base: bool
+    stream_growth: StreamGrowth | None
 
 
 def describe_editor(name: str) -> EditorDescription:
@@ -69,6 +72,7 @@ def describe_editor(name: str) -> EditorDescription:
         editor.writes,
         describe_settings(editor.config_class),
         has_base=issubclass(editor, PostProcessingEditor),
+        stream_growth=editor.stream_growth,
     )
 
 

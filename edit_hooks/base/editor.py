@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.checks import position_limit, require_deltas, require_editable, require_positions, require_tokens
 from edit_hooks.base.configured import ConfiguredEditor
-from edit_hooks.base.footprint import Footprint, low_rank_footprint
+from edit_hooks.base.footprint import Footprint, StreamGrowth, low_rank_footprint
 from edit_hooks.base.job import ConfigT, EditJob
 from edit_hooks.base.model_support import check_targets, require_support
 from edit_hooks.base.origin import report_origin_once
@@ -80,6 +80,8 @@ class Editor(ConfiguredEditor[ConfigT]):
         edits_quantized: can edit maps with quantized weights: it reads them through
             :func:`edit_hooks.modeling.weights.read_weight` and trains nothing in their place.
         feeds_last_token: runs the target's last token as well, not only those that predict a token.
+        stream_growth: what a stream carries from step to step; ``None`` if the class does not state it. It is checked
+            by the contract, and shown by ``lm-edit editors``.
         default_depth: relative depth of the default layer for models without a shipped configuration.
         trainer: ``package.module:Class`` of the :class:`~edit_hooks.training.trainer.Trainer` behind ``lm-edit train``,
             for an editor that has to be trained for a model; its artifacts are what the setting ``artifact`` names.
@@ -93,6 +95,7 @@ class Editor(ConfiguredEditor[ConfigT]):
     hook_kinds: ClassVar[Mapping[str, type[HookKind]]] = {}
     edits_quantized: bool = False
     feeds_last_token: bool = False
+    stream_growth: StreamGrowth | None = None
     trainer: ClassVar[str | None] = None
     contract_settings: ClassVar[Mapping[str, Any]] = {}
     contract_exemptions: ClassVar[Mapping[str, str]] = {}
@@ -263,10 +266,13 @@ class Editor(ConfiguredEditor[ConfigT]):
         """Hook: the history of a stream without what later steps do not read.
 
         A runner calls it after every step, with what it returned for the steps before and the new one. Later edits have
-        the result as their history, and must be the same bit for bit. By default the steps of an editor of
-        hooks become one edit without metadata, unless they have a ``stream_state``; of other editors the updates of the
-        new step leave, unless the editor reads them (:attr:`reads_past_updates`).
+        the result as their history, and must be the same bit for bit. By default nothing is left if
+        :attr:`stream_growth` says that nothing is read. Else the steps of an editor of hooks become one edit without
+        metadata, unless they have a ``stream_state``; of other editors the updates of the new step leave, unless the
+        editor reads them (:attr:`reads_past_updates`).
         """
+        if self.stream_growth is not None and not self.stream_growth.is_read:
+            return []
         if self.writes == ("hooks",) and history and not any(delta.stream_state for delta in history):
             return [Delta(hook_edit=HookEdit.combine(delta.hook_edit for delta in history))]
         if self.reads_past_updates or not history:
@@ -275,7 +281,7 @@ class Editor(ConfiguredEditor[ConfigT]):
 
     def most_state_bytes(self, model: nn.Module) -> int | None:
         """Hook: the largest size of what a stream carries from step to step; ``None`` if it grows without bound."""
-        return None
+        return 0 if self.stream_growth is not None and not self.stream_growth.is_read else None
 
     def warnings(self, job: EditJob[ConfigT], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
         """Hook: warnings about a finished edit of these requests.

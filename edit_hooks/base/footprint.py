@@ -36,6 +36,26 @@ ADAM_TRAFFIC = 9  # times its size: Adam reads four and writes three, the gradie
 LOGIT_BYTES = 4 * FLOAT32  # a logit, its exponential, and their gradients
 
 
+@dataclass(frozen=True)
+class StreamGrowth:
+    """What a stream carries from step to step, and with what that grows.
+
+    Attributes:
+        carries: with sizes; f and d are the input and output width of an edited map, numbers have four bytes unless
+            noted.
+        grows: ``no``, or with what, as in ``with edits``.
+        is_read: whether later edits read anything of earlier ones, beside the model.
+    """
+
+    carries: str
+    grows: str
+    is_read: bool = True
+
+
+NOTHING_CARRIED = StreamGrowth("nothing", "no", is_read=False)
+TEXTS_CARRIED = StreamGrowth("the texts of the facts", "with edits", is_read=False)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """Arithmetic of an edit.

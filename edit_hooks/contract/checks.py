@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from edit_hooks.answers import ScoredContinuation
+from edit_hooks.base.editor import Editor
 from edit_hooks.contract.batch_checks import check_generation, check_rows
 from edit_hooks.contract.state import random_states, snapshot
 from edit_hooks.contract.subject import EDIT_REQUESTS, Subject, distance, recording_tokenizer, require
@@ -456,9 +457,25 @@ def _stream(subject: Subject) -> tuple[list[Delta], dict[str, torch.Tensor], lis
             joint = editor.supports_joint
             steps += editor.edit(subject.model, subject.tokenizer, [request], joint=joint, history=steps)
             applied.add(steps[-1])
+        _require_stated_growth(editor, subject.model, steps)
         gains = {name: (value.detach() - original[name]).cpu() for name, value in subject.model.named_parameters()}
         answers = subject.answers(applied.runtime_part)
     return steps, gains, answers
+
+
+def _require_stated_growth(editor: Editor[Any], model: nn.Module, steps: Sequence[Delta]) -> None:
+    """What a stream carries does not grow if the editor states so."""
+    carried: list[Delta] = []
+    sizes = []
+    for step in steps:
+        carried = editor.condensed(model, [*carried, step])
+        sizes.append(sum(delta.num_bytes for delta in carried))
+    growth = editor.stream_growth
+    require(
+        growth is None or growth.grows != "no" or sizes[-1] <= sizes[0],
+        f"stream_growth says that nothing grows in a stream, which carries {sizes[0]} bytes after one step and "
+        f"{sizes[-1]} after {len(sizes)}",
+    )
 
 
 def _difference(ours: ScoredContinuation, theirs: ScoredContinuation) -> float:

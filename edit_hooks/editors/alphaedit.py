@@ -40,7 +40,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.editor import CONTRACT_TEXTS
-from edit_hooks.base.footprint import FLOAT32, FLOAT64
+from edit_hooks.base.footprint import FLOAT32, FLOAT64, StreamGrowth
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.editors.memit import REPEATED_FACT_WARNING, MEMITConfig, ResidualSpreadingEditor
@@ -125,6 +125,11 @@ class AlphaEdit(ResidualSpreadingEditor[AlphaEditConfig]):
     name = "alphaedit"
     config_class = AlphaEditConfig
     config_folders: tuple[str, ...] = ("alphaedit",)
+    stream_growth = StreamGrowth(
+        "per layer f numbers per edit up to f/2 edits, then the factor of the system: f^2 numbers of eight bytes "
+        "(1.6 GB at f = 14,336)",
+        "up to f/2 edits",
+    )
     contract_settings: ClassVar[Settings] = {
         **VALUE_CONTRACT_SETTINGS,
         "layers": [0, 1],

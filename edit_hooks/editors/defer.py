@@ -41,6 +41,7 @@ from transformers import PreTrainedTokenizerBase
 from edit_hooks.base.artifacts.given_tensors import read_shapes
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
+from edit_hooks.base.footprint import StreamGrowth
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit
@@ -113,6 +114,9 @@ class DEFER(Editor[DEFERConfig]):
     reads_past_updates = False
     writes = ("hooks",)
     default_depth = 0.85
+    stream_growth = StreamGrowth(
+        "gate and predictor after the last step: d f numbers (235 MB at Llama 3 8B), which every step stores", "no"
+    )
     contract_settings: ClassVar[Settings] = {"layers": [1], "num_steps": 8, "lr": 0.015}
 
     def default_config(self, model: nn.Module) -> DEFERConfig:

@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 import torch
 
 from edit_hooks.base.config import Settings, config_field
+from edit_hooks.base.footprint import StreamGrowth
 from edit_hooks.base.job import EditJob
 from edit_hooks.editors.memit import MEMITConfig, ResidualSpreadingEditor
 from edit_hooks.locate.layerwise_update import LayerwiseUpdate, Readings
@@ -60,6 +61,7 @@ class FE(ResidualSpreadingEditor[FEConfig]):
     name = "fe"
     config_class = FEConfig
     config_folders = ("fe", "memit")
+    stream_growth = StreamGrowth("as alphaedit", "up to f/2 edits")
     contract_settings: ClassVar[Settings] = MEMIT_CONTRACT_SETTINGS
 
     def target_layer(self, config: FEConfig) -> int:

@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
 from edit_hooks.base.footprint import (
+    NOTHING_CARRIED,
     ROW_TOKENS,
     TARGET_TOKENS,
     Footprint,
@@ -139,6 +140,7 @@ class FineTuningEditor(Editor[FTConfigT]):
     supports_joint = True
     reads_past_updates = False
     default_depth = 0.68
+    stream_growth = NOTHING_CARRIED
 
     def target_modules(self, config: FTConfigT, model: nn.Module) -> list[str]:
         if config.trained == "rewrite":
@@ -155,13 +157,6 @@ class FineTuningEditor(Editor[FTConfigT]):
             update=trained,
             work=training_work(model, first=first, steps=config.num_steps, trained=trained),
         )
-
-    def condensed(self, model: nn.Module, history: Sequence[Delta]) -> list[Delta]:
-        """Nothing: a step reads the weights alone."""
-        return []
-
-    def most_state_bytes(self, model: nn.Module) -> int | None:
-        return 0
 
     def compute(self, job: EditJob[FTConfigT]) -> list[Delta]:
         rows = [self.row(job.tokenizer, request, job.config) for request in job.requests]

@@ -26,6 +26,7 @@ from torch import nn
 from edit_hooks.base.artifacts.given_tensors import read_shapes
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
+from edit_hooks.base.footprint import StreamGrowth
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.forward_context import ForwardContext
@@ -200,6 +201,7 @@ class GRACE(Editor[GRACEConfig]):
     edits_quantized = True
     writes = ("hooks",)
     default_depth = 0.85
+    stream_growth = StreamGrowth("f + d numbers per entry of the codebook", "with new keys")
     contract_settings: ClassVar[Settings] = {"layers": [1], "num_steps": 8, "lr": 0.5}
 
     def default_config(self, model: nn.Module) -> GRACEConfig:

@@ -31,7 +31,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
-from edit_hooks.base.footprint import Footprint
+from edit_hooks.base.footprint import TEXTS_CARRIED, Footprint
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.deltas.delta import Delta
@@ -137,6 +137,7 @@ class ContextEditor(Editor[ICEConfigT]):
     supports_joint = True
     writes = ("context",)
     edits_quantized = True
+    stream_growth = TEXTS_CARRIED
 
     def default_config(self, model: nn.Module) -> ICEConfigT:
         """The user's settings: nothing depends on the model."""

@@ -54,7 +54,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
-from edit_hooks.base.footprint import ROW_TOKENS, TARGET_TOKENS, Footprint, low_rank_footprint, passes
+from edit_hooks.base.footprint import NOTHING_CARRIED, ROW_TOKENS, TARGET_TOKENS, Footprint, low_rank_footprint, passes
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
@@ -180,6 +180,7 @@ class KN(Editor[KNConfig]):
     needs_subject = False
     edits_quantized = True
     reads_past_updates = False
+    stream_growth = NOTHING_CARRIED
     contract_settings: ClassVar[Settings] = {"layers": [1]}
     contract_exemptions: ClassVar[Mapping[str, str]] = {
         "target": "embeddings of answers are added to MLP outputs, which means nothing to a random model's head"

@@ -34,7 +34,7 @@ from transformers import PretrainedConfig
 from edit_hooks.base.artifacts.given_tensors import Shape, read_shapes
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
-from edit_hooks.base.footprint import Footprint, low_rank_footprint
+from edit_hooks.base.footprint import Footprint, StreamGrowth, low_rank_footprint
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import update_norm_ratio
@@ -140,6 +140,7 @@ class LoRA(Editor[LoRAConfig]):
     edits_quantized = True
     supports_joint = True
     reads_past_updates = False
+    stream_growth = StreamGrowth("the adapters after the last step: r (f + d) numbers per adapted map", "no")
     # Published settings adapt attention projections; the contract compares with editors of the rewrite module.
     contract_settings: ClassVar[Settings] = {
         "layers": [1],
@@ -165,6 +166,10 @@ class LoRA(Editor[LoRAConfig]):
     def footprint(self, config: LoRAConfig, model: nn.Module) -> Footprint:
         rank = config.rank if config.kind == "lora" else config.initial_rank
         return low_rank_footprint(model, self.target_modules(config, model), config.edited_layers, config, rank)
+
+    def condensed(self, model: nn.Module, history: Sequence[Delta]) -> list[Delta]:
+        """The adapters after the last step are all that the next one reads."""
+        return [Delta(stream_state=history[-1].stream_state)] if history else []
 
     def compute(self, job: EditJob[LoRAConfig]) -> list[Delta]:
         names = self.target_modules(job.config, job.model)

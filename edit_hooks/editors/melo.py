@@ -37,6 +37,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from edit_hooks.base.artifacts.given_tensors import read_shapes, wrong_shape
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
+from edit_hooks.base.footprint import StreamGrowth
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit
@@ -187,6 +188,9 @@ class MELO(Editor[MELOConfig]):
     edits_quantized = True
     writes = ("hooks",)
     default_depth = 0.766
+    stream_growth = StreamGrowth(
+        "r (f + d) numbers per adapted map and edit, and twice the width of the query (center and point)", "with edits"
+    )
     contract_settings: ClassVar[Settings] = {
         "layers": [1],
         "num_steps": 8,

@@ -51,7 +51,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import Settings, config_field
-from edit_hooks.base.footprint import FLOAT64
+from edit_hooks.base.footprint import FLOAT64, StreamGrowth
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.placement import on_cpu
@@ -134,6 +134,7 @@ class ResidualSpreadingEditor(LocateThenEditEditor[MEMITConfigT]):
     supports_joint = True
     num_default_layers: int = 5
     measures_output: bool = False
+    stream_growth = StreamGrowth("nothing; with carry_keys as alphaedit", "no")
 
     def __init__(self, overrides: Settings | None = None) -> None:
         super().__init__(overrides)
@@ -186,8 +187,8 @@ class ResidualSpreadingEditor(LocateThenEditEditor[MEMITConfigT]):
         state: dict[str, torch.Tensor] = {}
         for layer in config.edited_layers:
             state |= self.carried_keys(inner, config, history, layer).state(layer)
-        facts = dict.fromkeys(fact for delta in history for fact in delta.meta.get(FACTS, ()))
-        return [Delta(stream_state=state, meta={FACTS: list(facts)})] if state else []
+        facts = [fact for delta in history for fact in delta.meta.get(FACTS, ())]
+        return [Delta(stream_state=state, meta={FACTS: facts})] if state else []
 
     def most_state_bytes(self, model: nn.Module) -> int | None:
         inner = unwrapped(model)
@@ -264,9 +265,9 @@ class ResidualSpreadingEditor(LocateThenEditEditor[MEMITConfigT]):
     def warnings(self, job: EditJob[MEMITConfigT], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
         warnings = super().warnings(job, requests, delta)
         if job.config.carry_keys and job.config.stream == "released":
-            earlier = {fact for step in job.history for fact in step.meta.get(FACTS, ())}
             facts = [fact_of(request) for request in requests]
-            if len(set(facts)) < len(facts) or not earlier.isdisjoint(facts):
+            own = set(facts)  # no set of the earlier ones, of which there can be many thousand
+            if len(own) < len(facts) or not all(own.isdisjoint(step.meta.get(FACTS, ())) for step in job.history):
                 warnings.append(REPEATED_FACT_WARNING)
         return warnings
 

@@ -36,7 +36,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from edit_hooks.base.artifacts.given_tensors import read_shapes
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
-from edit_hooks.base.footprint import Footprint, dense_bytes, low_rank_footprint, training_work
+from edit_hooks.base.footprint import Footprint, StreamGrowth, dense_bytes, low_rank_footprint, training_work
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.forward_context import ForwardContext
@@ -133,6 +133,11 @@ class MEMOIR(Editor[MEMOIRConfig]):
     edits_quantized = True
     writes = ("hooks",)
     default_depth = 0.87
+    stream_growth = StreamGrowth(
+        "the trained columns of all steps, at most d f numbers, and top_k column numbers of eight bytes per "
+        "edit; a step stores d top_k numbers (67 MB at Llama 3 8B)",
+        "with edits",
+    )
     contract_settings: ClassVar[Settings] = {
         "layers": [1],
         "num_steps": 8,

@@ -32,7 +32,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from edit_hooks.base.artifacts.trained_artifact import TrainingEdits
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
-from edit_hooks.base.footprint import FLOAT32, ROW_TOKENS, Footprint, low_rank_footprint
+from edit_hooks.base.footprint import FLOAT32, NOTHING_CARRIED, ROW_TOKENS, Footprint, low_rank_footprint
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
@@ -109,6 +109,7 @@ class MEND(Editor[MENDConfig]):
     edits_quantized = True
     supports_joint = True
     reads_past_updates = False
+    stream_growth = NOTHING_CARRIED
     trainer = "edit_hooks.training.mend.trainer:MENDTrainer"
     # Untrained: one gradient step.
     contract_settings: ClassVar[Settings] = {

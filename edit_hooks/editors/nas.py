@@ -27,6 +27,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.config import Settings, config_field
+from edit_hooks.base.footprint import StreamGrowth
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.editors.alphaedit import AlphaEdit, AlphaEditConfig
@@ -65,6 +66,7 @@ class NAS(AlphaEdit):
     name = "nas"
     config_class = NASConfig
     config_folders = ("alphaedit",)
+    stream_growth = StreamGrowth("as alphaedit", "up to f/2 edits")
     contract_settings: ClassVar[Settings] = {**AlphaEdit.contract_settings, "anchor": 16.0}
 
     def compute(self, job: EditJob[AlphaEditConfig]) -> list[Delta]:

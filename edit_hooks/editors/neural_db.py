@@ -34,6 +34,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.config import Settings, config_field
+from edit_hooks.base.footprint import StreamGrowth
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit
@@ -142,6 +143,7 @@ class NeuralDB(ValueEditor[NeuralDBConfig]):
     supports_joint = True
     writes = ("hooks",)
     default_depth = 0.27
+    stream_growth = StreamGrowth("f + d numbers per fact (74 kB at Llama 3 8B); a deleted fact leaves", "with facts")
     contract_settings: ClassVar[Settings] = {
         **{name: value for name, value in VALUE_CONTRACT_SETTINGS.items() if name != "second_moments"},
         "threshold": 0.9,

@@ -34,6 +34,7 @@ import torch
 from torch import nn
 
 from edit_hooks.base.config import Settings, config_field
+from edit_hooks.base.footprint import StreamGrowth
 from edit_hooks.base.job import EditJob
 from edit_hooks.base.wrapping.error_feedback import (
     Remainder,
@@ -133,6 +134,7 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
 
     name = "prune"
     config_class = PRUNEConfig
+    stream_growth = StreamGrowth("the raw update of each step: f + d numbers per edit and layer", "with edits")
     contract_settings: ClassVar[Settings] = {
         "layers": [0, 1],
         "base": "memit",
@@ -200,6 +202,7 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
         raw = placed(job.model, raw)
         delta = Delta(
             stream_state={**raw.stream_state, **raw_state(raw, STATE_PREFIX)},
+            warnings=raw.warnings,
             diagnostics=raw.diagnostics,
             meta=raw.meta,
             intermediates=raw.intermediates,

@@ -39,6 +39,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from edit_hooks.base.config import Settings, config_field
+from edit_hooks.base.footprint import StreamGrowth
 from edit_hooks.base.job import EditJob
 from edit_hooks.base.wrapping.error_feedback import (
     Remainder,
@@ -92,6 +93,7 @@ class RECT(PostProcessingEditor[RECTConfig]):
 
     name = "rect"
     config_class = RECTConfig
+    stream_growth = StreamGrowth("as its base; with aligned the d f numbers that were left out", "as its base")
     # A sparser edit of a matrix as small as the contract's would hardly act.
     contract_settings: ClassVar[Settings] = {
         "layers": [0, 1],

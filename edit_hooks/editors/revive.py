@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from edit_hooks.base.config import Settings, config_field
+from edit_hooks.base.footprint import StreamGrowth
 from edit_hooks.base.job import EditJob
 from edit_hooks.base.wrapping.wrapper import PostProcessingEditor, WrapperConfig
 from edit_hooks.deltas.apply import read_parameter
@@ -107,6 +108,7 @@ class REVIVE(PostProcessingEditor[REVIVEConfig]):
 
     name = "revive"
     config_class = REVIVEConfig
+    stream_growth = StreamGrowth("as its base", "as its base")
     # Half the energy of a matrix as small as the contract's would be a large part of its directions.
     contract_settings: ClassVar[Settings] = {
         "layers": [0, 1],

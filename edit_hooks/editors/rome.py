@@ -33,6 +33,7 @@ import torch
 from torch import nn
 
 from edit_hooks.base.config import Settings, config_field
+from edit_hooks.base.footprint import NOTHING_CARRIED
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.locate.editor import LocateThenEditConfig, LocateThenEditEditor
@@ -105,6 +106,8 @@ class EditKeys(NamedTuple):
 
 class RankOneEditor(LocateThenEditEditor[ROMEConfigT]):
     """A value written by a rank-one update of one layer; base of ROME variants."""
+
+    stream_growth = NOTHING_CARRIED
 
     def compute(self, job: EditJob[ROMEConfigT]) -> list[Delta]:
         (layer,) = job.config.edited_layers

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from edit_hooks.base.artifacts.trained_artifact import TrainingEdits
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
-from edit_hooks.base.footprint import Footprint
+from edit_hooks.base.footprint import TEXTS_CARRIED, Footprint
 from edit_hooks.base.job import EditJob
 from edit_hooks.base.shipped import find_shipped
 from edit_hooks.deltas.context_edit import ContextEdit, MemoryModels
@@ -92,6 +92,7 @@ class SERAC(Editor[SERACConfig]):
     reads_past_updates = False
     writes = ("context",)
     edits_quantized = True
+    stream_growth = TEXTS_CARRIED
     trainer = "edit_hooks.training.serac.trainer:SERACTrainer"
     # Untrained: the base model reads the fact before questions in scope.
     contract_settings: ClassVar[Settings] = {"artifact": IDENTITY, "classifier": "words"}

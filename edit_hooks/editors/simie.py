@@ -41,6 +41,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import Settings, config_field
+from edit_hooks.base.footprint import StreamGrowth
 from edit_hooks.base.job import EditJob
 from edit_hooks.base.wrapping.wrapper import PostProcessingEditor, WrapperConfig
 from edit_hooks.deltas.apply import edited
@@ -86,6 +87,7 @@ class SimIE(PostProcessingEditor[SimIEConfig]):
     name = "simie"
     config_class = SimIEConfig
     config_folders = ("simie",)
+    stream_growth = StreamGrowth("keys and updates of each step", "with edits")
     contract_settings: ClassVar[Settings] = {
         "layers": [0, 1],
         "base": "memit",

@@ -34,7 +34,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from edit_hooks.base.checks import position_limit
 from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.editor import Editor
-from edit_hooks.base.footprint import Footprint, copies_bytes, dense_bytes, low_rank_footprint
+from edit_hooks.base.footprint import NOTHING_CARRIED, Footprint, copies_bytes, dense_bytes, low_rank_footprint
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.gradient.gated.training import (
@@ -114,6 +114,7 @@ class TwoWayEditor(Editor[TwoWayConfigT]):
 
     supports_joint = True
     reads_past_updates = False
+    stream_growth = NOTHING_CARRIED
 
     def default_layers(self, model_config: PretrainedConfig) -> list[int]:
         count = num_layers(model_config)

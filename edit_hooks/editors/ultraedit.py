@@ -59,6 +59,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
+from edit_hooks.base.footprint import StreamGrowth
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
@@ -202,6 +203,7 @@ class UltraEdit(Editor[UltraEditConfig]):
     edits_quantized = True
     supports_joint = True
     reads_past_updates = False
+    stream_growth = StreamGrowth("the statistics of features: 2 (f + d) numbers of eight bytes per shape of map", "no")
     # By default an edit made alone and a batch of it start from different statistics.
     contract_settings: ClassVar[Settings] = {"layers": [1], "lr": 3e-3, "start": "calibrated"}
 

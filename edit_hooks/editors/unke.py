@@ -39,6 +39,7 @@ from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.editor import CONTRACT_TEXTS, Editor
 from edit_hooks.base.footprint import (
     ADAM_TRAFFIC,
+    NOTHING_CARRIED,
     ROW_TOKENS,
     Footprint,
     Work,
@@ -108,6 +109,7 @@ class BlockFittingEditor(Editor[ConfigT]):
     supports_joint = True
     reads_past_updates = False
     default_depth = 0.23
+    stream_growth = NOTHING_CARRIED
 
     def target_modules(self, config: ConfigT, model: nn.Module) -> list[str]:
         return maps_of_blocks(model, config.edited_layers)
@@ -134,13 +136,6 @@ class BlockFittingEditor(Editor[ConfigT]):
         self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None
     ) -> None:
         self.answer(tokenizer, request, self.known_config(model))
-
-    def condensed(self, model: nn.Module, history: Sequence[Delta]) -> list[Delta]:
-        """Nothing: a step reads the weights alone."""
-        return []
-
-    def most_state_bytes(self, model: nn.Module) -> int | None:
-        return 0
 
     def warnings(self, job: EditJob[ConfigT], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
         return [UNLIKELY_TARGET_WARNING] if delta.diagnostics["final_nll"] > UNLIKELY_NLL else []

@@ -35,7 +35,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import Editor
-from edit_hooks.base.footprint import Footprint, dense_bytes, low_rank_footprint, training_work
+from edit_hooks.base.footprint import Footprint, StreamGrowth, dense_bytes, low_rank_footprint, training_work
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit
@@ -204,6 +204,10 @@ class WISE(Editor[WISEConfig]):
     writes = ("hooks",)
     feeds_last_token = True
     default_depth = 0.85
+    stream_growth = StreamGrowth(
+        "the masked entries of the weight per memory, which every step stores for the current one",
+        "until memories merge",
+    )
     contract_settings: ClassVar[Settings] = {
         "layers": [1],
         "num_steps": 8,

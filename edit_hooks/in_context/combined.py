@@ -46,6 +46,7 @@ class EditorWithContext(EditorOnBase[CombinedConfig]):
         self.name = f"{base.name}+{context.name}"
         self.reads_past_updates = base.reads_past_updates
         self.writes = (*base.writes, *context.writes)
+        self.stream_growth = base.stream_growth
 
     @property
     def source_modules(self) -> tuple[str, ...]:

@@ -97,16 +97,18 @@ class Store:
         """Whether there is a file of this edit; it is checked when it is read."""
         return self._delta_path(description.key).is_file()
 
-    def expect(self, count: int, num_bytes: int) -> None:
-        """Warn if edits of a size will not fit on the disk, before the first of them is stored."""
+    def expect(self, count: int, num_bytes: int) -> bool:
+        """Warn if edits of a size will not fit on the disk, before they are stored; returns whether they do."""
         free = self._free_bytes()
-        if free is not None and count * num_bytes > free:
+        fits = free is None or count * num_bytes <= free
+        if not fits:
             log.warning(
                 "the store %s has room for %s, and %d edits of %s take %s: later ones will not be stored, and the next "
                 "run makes them again. Name a folder on a larger disk (store=DIR), or remove old results "
                 "(lm-edit cache prune --max-size 5GB).",
-                *(self.root, size_text(max(free, 0)), count, size_text(num_bytes), size_text(count * num_bytes)),
+                *(self.root, size_text(max(free or 0, 0)), count, size_text(num_bytes), size_text(count * num_bytes)),
             )
+        return fits
 
     def _free_bytes(self) -> int | None:
         """Bytes of the disk that the store may take: it leaves some to others; ``None`` if that is not known."""

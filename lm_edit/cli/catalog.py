@@ -56,16 +56,19 @@ def _run_editors(args: argparse.Namespace) -> int:
                 capability(row, row.needs_subject),
                 capability(row, row.supports_joint),
                 ", ".join(row.writes),
+                row.stream_growth.grows if row.stream_growth else "not stated",
                 row.summary,
             )
             for row in describe_editors()
         ]
-        table(("editor", "tier", "needs subject", "joint edits", "changes", "summary"), rows)
+        table(("editor", "tier", "needs subject", "joint edits", "changes", "stream grows", "summary"), rows)
         say("\nSettings of one editor: lm-edit editors <name>. Pass them as editor_args=name:value;name:value.")
         return 0
     for name in args.names:
         row = describe_editor(name)
         say(f"{row.name}: {row.summary}")
+        if row.stream_growth is not None:
+            say(f"A stream carries {row.stream_growth.carries}. Grows: {row.stream_growth.grows}.")
         _print_settings(row.settings)
         if editor_class(name).trainer is not None:
             trained = describe_settings(trainer_class(editor_class(name)).config_class)

@@ -9,10 +9,11 @@ from typing import Any
 import blocks_field
 import pytest
 from blocks import BLOCKS
-from blocks_field import END_TOKEN, END_TOKEN_COLUMNS, FIELD, difference, kept_streams
+from blocks_field import END_TOKEN, END_TOKEN_COLUMNS, FIELD, difference, kept_streams, long_stream_curves
 from paths import ROOT
 
 from edit_hooks.base.registry import EDITORS, editor_class
+from lm_edit.figures.drawing.charts import Lines
 from lm_edit.leaderboard.board import Cell
 from lm_edit.results.checking.check import check_results
 from lm_edit.results.files.runs import read_result_files
@@ -114,6 +115,25 @@ def test_long_streams_were_resumed_and_are_flat_but_for_what_the_page_names() ->
             assert last["state"] - first["state"] <= 1.05 * GROWTH[editor] * edits, editor
     shown = BLOCKS["long-streams"]("").text
     assert all(f"| `{editor}` |" in shown for editor in kept) and "DIFFERENT" not in shown
+
+
+def test_the_curves_have_every_section_of_every_editor() -> None:
+    chart = long_stream_curves()
+    for panel, name in zip(chart.panels, ("seconds", "memory", "state"), strict=True):
+        assert isinstance(panel, Lines)
+        assert [one.name for one in panel.series] == [*kept_streams()]
+        for one in panel.series:
+            sections = kept_streams()[one.name]["sections"]
+            assert list(one.positions) == [section["last_step"] for section in sections]
+            steepest = max(range(len(sections)), key=lambda number: sections[number][name])
+            assert one.values[steepest] == max(one.values)
+
+
+def test_the_page_says_of_every_editor_what_a_stream_carries() -> None:
+    shown = BLOCKS["stream-growth"]("").text
+    first = "".join(line.split(" | ")[0] for line in shown.splitlines())
+    assert sorted(re.findall(r"`(\w+)`", first)) == sorted(EDITORS)
+    assert "<!-- generated: stream-growth -->" in (ROOT / "docs/guides/long-streams.md").read_text(encoding="utf-8")
 
 
 def test_the_estimate_of_an_8b_model_is_the_commands() -> None:

@@ -29,11 +29,14 @@ class LargeEdits:
     Args:
         of_stream: the edits are steps of a stream. Fewer stay, and their metadata and diagnostics leave, too; later
             steps read what they need elsewhere.
+
+    Attributes:
+        num_bytes: size of the edits that stay in memory.
     """
 
     def __init__(self, store: Store | None, *, of_stream: bool = False) -> None:
         self._store, self._of_stream = store, of_stream
-        self._num_bytes = self._num_kept = 0
+        self.num_bytes = self._num_kept = 0  # of those that stay in memory
         self._gpu_room: dict[torch.device, int] = {}
         self._dropped: dict[Delta, tuple[str, int]] = {}  # key in the store, size
 
@@ -47,7 +50,7 @@ class LargeEdits:
             return delta
         delta = on_host or off_device(delta)
         if self._has_room(delta.num_bytes) or self._store is None or not self._store.has_delta(description):
-            self._num_bytes += delta.num_bytes
+            self.num_bytes += delta.num_bytes
             self._num_kept += 1
             return delta
         no_tensors = replace(delta, factors={}, dense={}, masks={}, hook_edit=None, stream_state={})
@@ -71,7 +74,7 @@ class LargeEdits:
         if self._of_stream and self._num_kept >= MOST_STREAM_EDITS:
             return False
         most = min(MOST_BYTES, MOST_STREAM_BYTES) if self._of_stream else MOST_BYTES
-        return self._num_bytes + size <= most
+        return self.num_bytes + size <= most
 
     def __contains__(self, kept: Delta) -> bool:
         """Whether tensors of an edit were dropped."""

@@ -123,7 +123,7 @@ class EditStream:
         self._large = LargeEdits(store, of_stream=True)
         self._carried = StreamState()
         self._unusable: dict[str, str] = {}
-        self._growth = GrowthWatch(editor.name, len(plan.groups), editor.most_state_bytes(unwrapped(model)))
+        self._growth = GrowthWatch(editor.name, len(plan.groups), editor.most_state_bytes(unwrapped(model)), store)
 
     def _check(self, plan: EditPlan) -> None:
         largest = plan.most_written_together
@@ -224,7 +224,7 @@ class EditStream:
         self._watch(step, group, delta, applied, before)
         self._unusable |= delta.unusable
         carried = self._carried.after(delta, self.editor, self.model)
-        self._growth.check(carried)
+        self._growth.check(carried, self._large.num_bytes)
         # last: a step that was interrupted is made again by the next pass
         self.deltas.append(self._large.kept(delta, _description_of(delta)))
         self._carried = carried
@@ -256,6 +256,7 @@ class EditStream:
         delta.meta |= {"description": description.to_dict(), "state_after": applied.state()}
         if self.store:
             self.store.save_delta(description, delta)
+            self._growth.check_store(step + 1, delta.num_bytes)
         return delta
 
     def _one_at_a_time(self) -> contextlib.AbstractContextManager[None]:

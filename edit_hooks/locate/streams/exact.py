@@ -186,9 +186,11 @@ class ExactStream:
         Raises:
             EditingError: the stream has no such fact.
         """
-        facts = [fact_of(request) for request in requests]
-        for request, fact in zip(requests, facts, strict=True):
+        row_of = {fact_of(request): row for row, request in enumerate(requests)}  # a fact can be named twice
+        facts, keys_UF = list(row_of), keys_UF[list(row_of.values())]
+        for fact, row in row_of.items():
             if fact not in self.residuals:
+                request = requests[row]
                 raise EditingError(
                     f"the fact {request.text!r} cannot be removed: it is none of the {len(self.residuals)} facts of "
                     "this stream. A fact is known by its prompt and subject; its target does not matter."

@@ -111,7 +111,20 @@ def test_an_installed_package_registers_editors(
         load_editor("nop")
     with pytest.raises(EditingError, match="cannot be imported: AttributeError"):
         load_editor("broken")
-    assert main(["editors"]) == 0 and "Change nothing." in capsys.readouterr().out
+    assert main(["editors"]) == 0
+    printed = capsys.readouterr().out
+    assert "Change nothing." in printed and "not stated" in printed and "with new keys" in printed
+
+
+@pytest.mark.parametrize("name", EDITORS)
+def test_every_editor_states_what_a_stream_carries(name: str) -> None:
+    """A class that changes what is carried states it anew; the contract compares it with a stream."""
+    for cls in editor_class(name).__mro__:
+        changes = {"condensed", "most_state_bytes"} & vars(cls).keys()
+        if cls.__name__ not in ("Editor", "EditorOnBase") and changes:
+            assert "stream_growth" in vars(cls), (cls, changes)
+    growth = editor_class(name).stream_growth
+    assert growth is not None and growth.carries and growth.grows
 
 
 def test_two_packages_with_one_name_are_an_error(folder: Path) -> None:

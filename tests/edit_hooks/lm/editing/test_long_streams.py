@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import importlib
 import itertools
 import statistics
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 
 import pytest
 import torch
 from paths import ROOT
 
 from edit_hooks import edited
+from edit_hooks.base.registry import EDITORS, editor_class
+from edit_hooks.base.wrapping.wrapper import PostProcessingEditor
 from edit_hooks.deltas import apply as apply_module
 from edit_hooks.deltas.hook_edit import kind_class
 from edit_hooks.lm.editing import memory_limit, stream_state
 from edit_hooks.lm.editing import stream as stream_module
 from edit_hooks.lm.editing.stream_state import GrowthWatch, StreamState
 from edit_hooks.modeling.tensors import read_tensors
+from edit_hooks.store.store import Store
 
 CHECKSUM = apply_module.Delta.checksum
 VALUES = torch.arange(64.0).reshape(2, 32)
@@ -229,22 +234,83 @@ def carried(num_steps: int, num_bytes: int) -> StreamState:
     return state
 
 
+# Editors that carry keys, and the wrappers around one; the base of simie starts anew at every step.
+CARRY_KEYS = [
+    *(name for name in EDITORS if "carry_keys" in {one.name for one in fields(editor_class(name).config_class)}),
+    *(name for name in EDITORS if issubclass(editor_class(name), PostProcessingEditor) and name != "simie"),
+]
+
+
+@pytest.mark.parametrize("editor", CARRY_KEYS)
+def test_a_fact_that_is_edited_again_after_a_resume_is_announced(editor, long_streams, tmp_path):
+    settings = {"layers": [1], "num_steps": 1, "context_templates": ["{}"], "carry_keys": True}
+    if issubclass(editor_class(editor), PostProcessingEditor):
+        base = {name: settings[name] for name in ("num_steps", "carry_keys")}
+        settings = {"layers": [1], "base": "memit", "base_settings": base}
+    first, second = long_streams.requests(2)
+    facts = [first, second, dataclasses.replace(first, target_new="Oslo")]
+    long_streams.stream_of(editor, settings, facts[:2], tmp_path).make()
+    resumed = long_streams.stream_of(editor, settings, facts, tmp_path)
+    resumed.make()
+    assert [any("edited again" in text for text in delta.warnings) for delta in resumed.deltas] == [False, False, True]
+
+
+WILL_NEED = "GiB of memory"
+
+
 @pytest.mark.parametrize(("bound", "free", "warns"), [(None, 10**6, True), (None, 10**9, False), (10**6, 10**6, False)])
-def test_a_stream_that_will_not_fit_is_announced_early(bound, free, warns, caplog, monkeypatch):
+def test_a_stream_that_will_not_fit_is_announced_early(bound, free, warns, caplog, monkeypatch, tmp_path):
     """1 kB per step and 100 kB from the first on: 10,000 steps need 10 MB more."""
     monkeypatch.setattr(stream_state, "free_bytes", lambda device: free)
-    watch = GrowthWatch("grace", 10_000, bound)
+    monkeypatch.setattr(Store, "_free_bytes", lambda store: None)
+    watch = GrowthWatch("grace", 10_000, bound, Store(tmp_path))
     for step in range(1, 200):
-        watch.check(carried(step, 100_000 + 1000 * step))
-    messages = [record.getMessage() for record in caplog.records if "carries" in record.getMessage()]
+        watch.check_store(step, 10**9)
+        watch.check(carried(step, 100_000 + 1000 * step), 0)
+    messages = [record.getMessage() for record in caplog.records if WILL_NEED in record.getMessage()]
     assert len(messages) == warns
     if warns:
         assert "the stream of grace" in messages[0] and "after 16 of 10000 steps" in messages[0]
 
 
+@pytest.mark.parametrize("stores", [True, False])
+def test_steps_that_stay_in_memory_are_counted(stores, caplog, monkeypatch, tmp_path):
+    """1 GB per step, with 300 GB free: memory holds 256 MiB of those that a store has, and all without one."""
+    monkeypatch.setattr(stream_state, "free_bytes", lambda device: 3 * 10**11)
+    watch = GrowthWatch("ft_m", 10_000, 0, Store(tmp_path) if stores else None)
+    for step in range(1, 40):
+        watch.check(carried(step, 0), 2**28 if stores else 10**9 * step)
+    messages = [record.getMessage() for record in caplog.records if WILL_NEED in record.getMessage()]
+    assert len(messages) == (not stores)
+    assert stores or "without store=off" in messages[0]
+
+
+def test_a_stream_that_the_disk_cannot_hold_is_announced_once(caplog, monkeypatch, tmp_path):
+    """And its later steps stay in memory, which is then too small, too."""
+    monkeypatch.setattr(Store, "_free_bytes", lambda store: 10**9)
+    monkeypatch.setattr(stream_state, "free_bytes", lambda device: 10**9)
+    watch = GrowthWatch("ft_m", 1000, 0, Store(tmp_path))
+    for step in range(1, 40):
+        watch.check_store(step, 10**7)
+        watch.check(carried(step, 0), 10**7 * step)
+    disk, memory = (
+        [record.getMessage() for record in caplog.records if words in record.getMessage()]
+        for words in ("has room for", WILL_NEED)
+    )
+    assert len(disk) == len(memory) == 1 and "992 edits" in disk[0]
+
+
 def test_a_machine_that_does_not_report_its_memory_is_not_warned_about(monkeypatch, caplog):
     monkeypatch.setattr(stream_state, "free_bytes", lambda device: None)
-    watch = GrowthWatch("grace", 10_000, None)
+    watch = GrowthWatch("grace", 10_000, None, None)
     for step in range(1, 64):
-        watch.check(carried(step, 10**9 * step))
-    assert not [record for record in caplog.records if "carries" in record.getMessage()]
+        watch.check(carried(step, 10**9 * step), 0)
+    assert not [record for record in caplog.records if WILL_NEED in record.getMessage()]
+
+
+def test_a_stream_asks_for_its_disk_where_it_makes_steps(long_streams, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(Store, "expect", lambda store, count, size: asked.append((count, size)) or True)
+    for _ in range(2):  # the second pass loads them
+        long_streams.stream_of("grace", long_streams.quick_settings("grace"), long_streams.requests(9), tmp_path).make()
+    assert asked == [(1, 4 * (64 + 32 + 1) + 8)]

@@ -81,17 +81,25 @@ def test_a_correction_is_written_whole_and_equals_the_joint_edit_with_it(name):
     assert not any("edited again" in text for text in exact[1].warnings)
 
 
-@pytest.mark.parametrize("condense", [False, True])
+def from_disk(deltas, folder):
+    """The steps as a resumed run reads them."""
+    for number, delta in enumerate(deltas):
+        delta.save(folder / f"{number}.safetensors")
+    return [Delta.load(folder / f"{number}.safetensors") for number in range(len(deltas))]
+
+
+@pytest.mark.parametrize("how", ["whole", "condensed", "resumed"])
 @pytest.mark.parametrize("name", ["memit", "alphaedit"])
-def test_a_deleted_fact_was_never_written(name, condense):
+def test_a_deleted_fact_was_never_written(name, how, tmp_path):
     model, tokenizer = load_wide("gpt2")
     a, b, c, d = FACTS
     editor = editor_of(name)
     steps = stream_of(editor, [[a, b], [CORRECTION], [c]])
-    history = editor.condensed(model, steps) if condense else steps
+    history = from_disk(steps, tmp_path) if how == "resumed" else steps
+    history = history if how == "whole" else editor.condensed(model, history)
     with edited(model, Delta.summed(steps)):
-        gone = editor.remove(model, tokenizer, [replace(b, target_new="anything"), c], history)
-        history = editor.condensed(model, [*history, gone]) if condense else [*steps, gone]
+        gone = editor.remove(model, tokenizer, [replace(b, target_new="anything"), c, c], history)
+        history = [*steps, gone] if how == "whole" else editor.condensed(model, [*history, gone])
     assert largest_difference(Delta.summed([*steps, gone]), joint(name, (a,))) < 1e-12
     # taking back the step's own update is not the same, and the stream goes on
     assert largest_difference(Delta.summed([steps[0], steps[1]]), joint(name, (a, CORRECTION))) < 1e-12
@@ -104,9 +112,7 @@ def test_a_deleted_fact_was_never_written(name, condense):
 
 def test_what_a_stream_left_survives_the_disk(tmp_path):
     deltas = stream_of(editor_of("memit"), [[fact] for fact in FACTS[:3]])
-    for number, delta in enumerate(deltas):
-        delta.save(tmp_path / f"{number}.safetensors")
-    loaded = [Delta.load(tmp_path / f"{number}.safetensors") for number in range(3)]
+    loaded = from_disk(deltas, tmp_path)
     model, tokenizer = load_wide("gpt2")
     with edited(model, Delta.summed(deltas)):
         ours, theirs = (
