@@ -50,6 +50,8 @@ settings.load_profile("quick")
 WIDE = 8  # model families from which on a test takes a part of them
 ALWAYS = ("gpt2", "gemma3_text")  # those that differ most: Conv1D and learned positions; rotary, gated, post-norms
 ONE_IN = 3
+# Tests of what editors compute. How much an edit damages is measured after every edit, in tests of all other folders.
+UNMEASURED = ("tests/parity/", "tests/edit_hooks/editors/", "tests/edit_hooks/locate/", "tests/edit_hooks/gradient/")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -66,6 +68,8 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 
     families: dict[str, dict[pytest.Item, str]] = defaultdict(dict)
     for item in items:
+        if isinstance(item, pytest.Function) and item.nodeid.startswith(UNMEASURED):
+            item.fixturenames.append("_unmeasured")
         if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
             continue
         params = item.callspec.params
@@ -126,6 +130,12 @@ def _our_tasks_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_index, "load_yaml", load_yaml)
         yield
+
+
+@pytest.fixture
+def _unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two forward passes less for every edit."""
+    monkeypatch.setattr("edit_hooks.base.editor.Editor._measure", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import os
 import signal
@@ -99,7 +100,12 @@ def _message(error: Exception) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser with all verbs."""
+    """The parser with all verbs, which several calls of one process share."""
+    return _parser(tuple(VERBS.items()))
+
+
+@functools.lru_cache(maxsize=1)
+def _parser(named: Sequence[tuple[str, Verb]]) -> argparse.ArgumentParser:
     parser = Parser(
         prog="lm-edit",
         description="Make, check and export knowledge edits, and compare their results.\n"
@@ -108,7 +114,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = parser.add_subparsers(dest="verb", metavar="<verb>", required=True, help="one of those below")
-    for name, verb in VERBS.items():
+    for name, verb in named:
         subparser = verbs.add_parser(name, description=verb.help)  # without `help`: the epilog lists the verbs by tier
         verb.add_arguments(subparser)
         subparser.set_defaults(run=verb.run)
