@@ -12,6 +12,7 @@ from blocks_gallery import GALLERY_BLOCKS
 from blocks_measured import MEASURED_BLOCKS
 from blocks_options import OPTION_BLOCKS
 from blocks_reference import REFERENCE_BLOCKS
+from blocks_reverse import REVERSE_BLOCKS
 
 TITLE = "# "
 
@@ -29,6 +30,7 @@ BLOCKS: dict[str, Callable[[str], Block]] = {
     "copy": copied,
     **EDITOR_BLOCKS,
     **MEASURED_BLOCKS,
+    **REVERSE_BLOCKS,
     **FIELD_BLOCKS,
     **BENCHMARK_BLOCKS,
     **GALLERY_BLOCKS,

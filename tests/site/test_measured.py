@@ -28,6 +28,14 @@ from blocks_measured import (
     kept_passports,
     plan_editors,
 )
+from blocks_reverse import (
+    COMPARED_WITH,
+    REVERSE,
+    REVERSE_COLUMNS,
+    reverse_cases,
+    reverse_rows,
+    reverse_tests,
+)
 from model_shapes import MODELS, model_like
 from paths import ROOT
 
@@ -144,6 +152,49 @@ def test_the_kept_ablations_are_runs_of_their_plan_and_the_page_has_their_number
     front = ablation_front()
     assert [panel.title for panel in front.panels] == ["RQS against RLS", "GS against LS"]
     assert [series.values[0] for series in front.panels[0].series] == [own["RQS"] for own in cells.values()]
+
+
+def test_the_scores_of_single_cases_are_those_of_the_kept_runs() -> None:
+    """Reverse locality: the means of the cases are the files' values, and unscored cases are not counted."""
+    assert set(made(REVERSE)) <= set(planned(find_plan("reverse_locality")))
+    columns = {heading: place for place, heading in REVERSE_COLUMNS.items()}
+    assert {one.name for one in reverse_rows()} == set(reverse_cases())
+    for file in kept(REVERSE):
+        own = reverse_cases()[file.facts.editor_label or file.facts.editor or UNEDITED]
+        for heading, scores in own.items():
+            task, metric = columns[heading]
+            scored = [score for score in scores if score is not None]
+            assert file.tasks[task][f"{metric},none"] == pytest.approx(fmean(scored), abs=1e-5), (file.path, heading)
+            assert file.tasks[task][f"{metric}_n,none"] == len(scored) <= len(scores) == 8
+
+
+def test_the_tests_of_reverse_questions_are_paired_and_corrected() -> None:
+    """MEMIT answers none of the questions of which the note in the prompt answers six: p = 2 / 2 ** 6 before Holm."""
+    tests = reverse_tests("RQS")
+    assert COMPARED_WITH not in tests and UNEDITED not in tests
+    memit = tests["memit"]
+    assert memit is not None and (memit.test, memit.num_cases, memit.difference) == ("mcnemar", 8, -0.75)
+    assert memit.p == min(1.0, 2 / 2**6 * len(tests))  # the smallest p of the family
+    row = next(line for line in BLOCKS["reverse-locality"]("").text.splitlines() if line.startswith("| `memit`"))
+    assert f"| {memit.p:.2f} |" in row
+
+
+def test_the_page_of_reverse_locality_quotes_its_table() -> None:
+    page = " ".join((ROOT / "docs/benchmarks/bake-reverse.md").read_text(encoding="utf-8").split())
+    rows = {one.name: {heading: cell.value for heading, cell in one.cells.items()} for one in reverse_rows()}
+    inside = {
+        one.name for one in reverse_rows() if one.name != UNEDITED and "context" not in EDITORS[one.editor].writes
+    }
+    still = {name for name in inside if (rows[name]["RQS"], rows[name]["RLS"]) == (0.0, 1.0)}
+    assert inside - still == {"two_way", "bird"}
+    for text in (
+        "`two_way` answers in reverse** (RQS {two_way[RQS]:.2f}), and it pays with RLS {two_way[RLS]:.2f}",
+        "no question turned, and RLS {bird[RLS]:.2f}",
+        "`ice` has RLS {ice[RLS]:.2f}, and 32 demonstrations (`ike`) {ike[RLS]:.2f}",
+        "`scr` keeps {scr[RLS]:.2f}",
+    ):
+        assert text.format(**rows) in page, text
+    assert f"{len(still)} of the {len(inside)} editors of weights and hooks here have it" in page
 
 
 def test_every_editor_is_planned_or_has_a_reason() -> None:

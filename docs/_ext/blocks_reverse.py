@@ -1,0 +1,100 @@
+"""Blocks of kept runs of the plan ``reverse_locality``.
+
+``docs/_data/reverse_locality`` is a results repository without samples; ``cases.json`` has the scores of single cases,
+by name in the plan and heading, for paired tests.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from block import ROOT, Block, table
+from blocks_measured import cell_text
+
+from edit_hooks.base.registry import editor_class
+from lm_edit.leaderboard.board import Cell
+from lm_edit.leaderboard.significance import Comparison, compare_pairs, corrected
+from lm_edit.leaderboard.table import build_board
+from lm_edit.results.filters import text_of
+from lm_edit.results.tables import ResultSet, load_cases, load_results
+from lm_edit.sweeps.planning.choices import UNEDITED
+from lm_edit.sweeps.planning.plan import find_plan, load_plan
+
+REVERSE = ROOT / "docs/_data/reverse_locality"
+COMPARED_WITH = "ice"
+# (task, metric) -> heading.
+REVERSE_COLUMNS = {
+    ("bake_es", "efficacy_prob"): "ES",
+    ("bake_rq", "reverse_qa_prob"): "RQS",
+    ("bake_rq", "reverse_locality_prob"): "RLS",
+}
+
+
+class Kept(NamedTuple):
+    """A row of a kept sweep: its name in the plan, its editor, and its cells by heading."""
+
+    name: str
+    editor: str
+    cells: dict[str, Cell]
+
+
+def _kept(folder: str, columns: dict[tuple[str, str], str]) -> Iterator[Kept]:
+    read = ResultSet.of([ROOT / folder])
+    board = build_board(load_results(read), load_cases(read, require_samples=False))
+    rows = {id(row): row for section in board.sections for row in section.rows}
+    for row in rows.values():
+        cells = {(key.task, key.metric): cell for key, cell in row.cells.items()}
+        yield Kept(
+            text_of(row.first["editor_label"]) or row.key["editor"],
+            row.key["editor"],
+            {heading: cells[place] for place, heading in columns.items() if place in cells},
+        )
+
+
+@functools.cache
+def reverse_rows() -> list[Kept]:
+    """The kept runs of ``reverse_locality`` in the order of the plan."""
+    names = [choice.name for choice in load_plan(find_plan("reverse_locality")).editors]
+    found = _kept(str(REVERSE.relative_to(ROOT)), REVERSE_COLUMNS)
+    return sorted(found, key=lambda one: names.index(one.name))
+
+
+@functools.cache
+def reverse_cases() -> dict[str, dict[str, list[float | None]]]:
+    """Name -> heading -> score of every case, ``None`` where it is unscored."""
+    found: dict[str, dict[str, list[float | None]]] = json.loads((REVERSE / "cases.json").read_text(encoding="utf-8"))
+    return found
+
+
+def reverse_tests(heading: str) -> dict[str, Comparison | None]:
+    """Name -> its paired test against the note in the prompt, corrected by Holm over the editors of the table."""
+    names = [one.name for one in reverse_rows() if one.name not in (UNEDITED, COMPARED_WITH)]
+    scores = {name: np.array(own[heading], dtype=float) for name, own in reverse_cases().items()}
+    tests = [compare_pairs(scores[name], scores[COMPARED_WITH]) for name in names]
+    return dict(zip(names, corrected(tests), strict=True))
+
+
+def reverse_table(_: str) -> Block:
+    """A row per editor: RQS and RLS, each with the p-value of its test."""
+    tests = {heading: reverse_tests(heading) for heading in ("RQS", "RLS")}
+
+    def test_text(heading: str, name: str) -> str:
+        test = tests[heading].get(name)
+        return "-" if test is None else f"{test.p:.2f}"
+
+    rows = []
+    for one in reverse_rows():
+        changes = "nothing" if one.name == UNEDITED else "/".join(editor_class(one.editor).writes)
+        cells = {heading: cell_text(one.cells.get(heading)) for heading in REVERSE_COLUMNS.values()}
+        tested = [text for heading in tests for text in (cells[heading], test_text(heading, one.name))]
+        rows.append([f"`{one.name}`", changes, cells["ES"], *tested])
+    return Block(table(["editor", "changes", "ES", "RQS", "p", "RLS", "p"], rows))
+
+
+REVERSE_BLOCKS: dict[str, Callable[[str], Block]] = {
+    "reverse-locality": reverse_table,
+}
