@@ -63,6 +63,11 @@ function curvePlot(lines, name) {
     const ends = [...known.map((point) => [point.x, point.interval[1]]), ...[...known].reverse().map((point) => [point.x, point.interval[0]])];
     if (known.length > 1) image.append(svg("polygon", { points: ends.map(([at, value]) => `${x(at)},${y(value)}`).join(" "), class: `band ${style}` }));
     image.append(svg("polyline", { points: line.points.map((point) => `${x(point.x)},${y(point.y)}`).join(" "), class: `curve ${style}` }));
+    if (line.points.length === 1) { // a line and a band need two
+      const [{ x: at, y: value, interval }] = line.points;
+      if (interval) image.append(svg("line", { x1: x(at), y1: y(interval[0]), x2: x(at), y2: y(interval[1]), class: `curve ${style}` }));
+      image.append(svg("circle", { cx: x(at), cy: y(value), r: 4, class: `only ${style}` }));
+    }
     if (line.immediate !== null) {
       const mark = svg("circle", { cx: right + 6, cy: y(line.immediate), r: 4, class: `immediate ${style}` });
       mark.append(svg("title", {}, `${line.name}, right after each edit: ${number(line.immediate)}`));

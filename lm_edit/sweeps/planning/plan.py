@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from edit_hooks.run_options import BY_NAME as RUN_OPTIONS
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
 from edit_hooks.utils.settings.numbers import POSITIVE, SEED, Range, require_number, require_whole
 from edit_hooks.utils.settings.options import SECRET_OPTIONS, parse_editor_args, settings_file
@@ -407,7 +408,12 @@ class _Reader:
 
     def check_keys(self, own: Mapping[str, Any], known: Iterable[str], what: str, where: Where) -> None:
         if unknown := [key for key in own if key not in set(known)]:
-            raise self.file.error((*where, unknown[0]), unknown_keys_error(what, unknown, known))
+            error: EditingError = unknown_keys_error(what, unknown, known)
+            if options := [key for key in unknown if key in RUN_OPTIONS and "model_args" in set(known)]:
+                error = EditingError(
+                    f"{', '.join(options)}: options of edited_hf; write them under model_args.\n{error}"
+                )
+            raise self.file.error((*where, unknown[0]), error)
 
     def check_names(self, axis: str, entries: Sequence[Any]) -> None:
         """Refuse two entries of an axis with one name, which the table of runs could not distinguish."""

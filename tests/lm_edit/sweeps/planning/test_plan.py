@@ -310,6 +310,11 @@ def test_the_command_passes_everything(tmp_path: Path) -> None:
     ("text", "line", "message"),
     [
         ("editors: [rome]\nbenchmarks: [bake_es]\neditor: rome\n", 3, "Did you mean 'editors'"),
+        (
+            "editors: [rome]\nbenchmarks:\n  - {tasks: [bake_es], data: mini}\n",
+            3,
+            "data: options of edited_hf; write them under model_args",
+        ),
         ("editors:\n  - rome\n  - rmoe\nbenchmarks: [bake_es]\n", 3, "Did you mean 'rome'"),
         ("editors: [rome]\nbenchmarks:\n  - bake_es\n  - bake_esx\n", 4, "Did you mean 'bake_es'"),
         ("editors:\n  - {editor: rome, editor_args: {num_stepps: 3}}\nbenchmarks: [bake_es]\n", 2, "num_steps"),
