@@ -9,6 +9,7 @@ from blocks_benchmarks import BENCHMARK_BLOCKS
 from blocks_editors import EDITOR_BLOCKS
 from blocks_field import FIELD_BLOCKS
 from blocks_gallery import GALLERY_BLOCKS
+from blocks_judged import JUDGED_BLOCKS
 from blocks_measured import MEASURED_BLOCKS
 from blocks_options import OPTION_BLOCKS
 from blocks_reference import REFERENCE_BLOCKS
@@ -32,6 +33,7 @@ BLOCKS: dict[str, Callable[[str], Block]] = {
     **MEASURED_BLOCKS,
     **REVERSE_BLOCKS,
     **FIELD_BLOCKS,
+    **JUDGED_BLOCKS,
     **BENCHMARK_BLOCKS,
     **GALLERY_BLOCKS,
     **OPTION_BLOCKS,

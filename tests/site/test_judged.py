@@ -1,0 +1,52 @@
+"""The study of metrics: kept numbers follow from kept scores, are of the plan's editors, and are those of the page."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from blocks_judged import JUDGED, ORDER, areas, kept_separations, metrics_judged
+from paths import ROOT
+
+from lm_edit.results.statistics.separation import area_interval, area_under_curve
+from lm_edit.sweeps.planning.plan import find_plan, load_plan
+
+PAGE = ROOT / "docs/explain/metrics-judged.md"
+
+
+def test_kept_files_are_of_editors_of_the_plan() -> None:
+    planned = [choice.editor for choice in load_plan(find_plan("metrics_judged")).editors]
+    assert planned == ["document_training", *ORDER]
+    assert sorted(path.stem for path in JUDGED.glob("*.json")) == sorted(kept_separations())
+    for editor, kept in kept_separations().items():
+        assert (kept["first"]["editors"], kept["second"]["editors"]) == (["document_training"], [editor])
+        assert kept["matched"] == {"efficacy_argmax": 1.0} and len(kept["columns"]) > 50
+
+
+@pytest.mark.parametrize("editor", kept_separations())
+def test_areas_and_intervals_follow_from_the_scores(editor: str) -> None:
+    for one in kept_separations()[editor]["columns"]:
+        first, second = (np.asarray(one[side]["scores"], dtype=float) for side in ("first", "second"))
+        if not (len(first) and len(second)):
+            assert one["auc"] is None and one["interval"] is None and not one["separates"]
+            continue
+        assert one["auc"] == pytest.approx(area_under_curve(first, second))
+        interval = area_interval(one["auc"], len(first), len(second))
+        assert one["interval"] == pytest.approx([interval.low, interval.high])
+        assert one["separates"] == (not interval.low <= 0.5 <= interval.high)
+        assert one["first"]["mean"] == pytest.approx(first.mean()) and one["first"]["facts"] == len(first)
+
+
+def test_every_column_is_in_the_table_or_below_it() -> None:
+    text = metrics_judged("").text
+    assert all(text.count(f"`{name}`") == 1 for name in areas())
+
+
+def test_numbers_of_the_page_are_those_of_the_table() -> None:
+    """Written as `column` editor AUC in the text: "`reverse_qa_prob` (ft_m 0.92)"."""
+    quoted = re.findall(r"`([\w@]+)` \(((?:\w+ \d\.\d\d(?:, )?)+)\)", PAGE.read_text(encoding="utf-8"))
+    assert len(quoted) >= 3
+    for name, numbers in quoted:
+        for editor, value in re.findall(r"(\w+) (\d\.\d\d)", numbers):
+            assert f"{areas()[name][editor]['auc']:.2f}" == value, (name, editor)
