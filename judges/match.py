@@ -25,6 +25,10 @@ _LIKE_ASCII = frozenset("\u00b4\u02b9\u02bb\u02bc\u2032\u2033\u2212\u055a\u05f3\
 _SEPARATING_DASHES = frozenset("\u2014\u2015\u2e3a\u2e3b")
 # Marks inside of a number, which end a clause elsewhere: full-width comma, hyphen, period, slash and colon, Arabic ones
 _IN_NUMBER = re.compile(r"(?<=\d)[\uff0c\uff0d\uff0e\uff0f\uff1a\u066b\u066c](?=\d)")
+# Deleted: vowel and reading marks that Arabic, Persian, Urdu and Hebrew texts write or leave out, and the stroke that
+# widens a word. Equal: Arabic yeh and kaf, typed in place of the Persian and Urdu ones.
+_OPTIONAL_MARKS = (*range(0x64B, 0x653), 0x670, 0x640, *range(0x591, 0x5BE), 0x5BF, 0x5C1, 0x5C2)
+_SEMITIC: dict[int, int | None] = {**dict.fromkeys(_OPTIONAL_MARKS), 0x64A: 0x6CC, 0x643: 0x6A9}
 _KEPT_FORMS = ("<super>", "<fraction>")  # 10 to the power of 2 is not 102
 # Korean attaches particles and the copula to a name.
 _KOREAN_ENDING = re.compile(
@@ -37,8 +41,9 @@ def normalize(text: str, *, keep_case: bool = False) -> str:
     """Fold case and equal characters, delete punctuation and articles, collapse white space.
 
     On ASCII text it is :func:`judges.squad.squad_normalize`. Beyond that, punctuation is that of every script; digits,
-    full-width and other compatibility forms are their plain characters, accents stay; *a*, *an* and *the* are articles
-    only in texts whose letters are all Latin; a space beside a letter of a script without spaces does not count as one.
+    full-width and other compatibility forms are their plain characters; accents stay, and the vowel marks do not that
+    Arabic and Hebrew texts may leave out; *a*, *an* and *the* are articles only in texts whose letters are all Latin; a
+    space beside a letter of a script without spaces does not count as one.
 
     Args:
         keep_case: leave the case as it is.
@@ -46,7 +51,7 @@ def normalize(text: str, *, keep_case: bool = False) -> str:
     if text.isascii():
         return squad_normalize(text, keep_case=keep_case)
     text = _IN_NUMBER.sub("", unicodedata.normalize("NFC", text))
-    text = unicodedata.normalize("NFC", "".join(map(_plain, text)))
+    text = unicodedata.normalize("NFC", "".join(map(_plain, text)).translate(_SEMITIC))
     if not keep_case:
         text = unicodedata.normalize("NFC", _fold_case(text))
     text = text.translate(PUNCTUATION)

@@ -87,6 +87,25 @@ def test_forms_of_one_text_are_one_text(text: str) -> None:
     assert normalize(f"\u0416{wide}") == normalize(f"\u0416{plain}")
 
 
+@pytest.mark.parametrize(
+    "written, plain",
+    [
+        (
+            "\u0627\u0644\u0652\u0642\u064e\u0627\u0647\u0650\u0631\u064e\u0629",
+            "\u0627\u0644\u0642\u0627\u0647\u0631\u0629",
+        ),
+        ("\u0627\u0644\u0642\u0640\u0640\u0627\u0647\u0631\u0629", "\u0627\u0644\u0642\u0627\u0647\u0631\u0629"),
+        ("\u0643\u0631\u0645\u0627\u0646\u064a", "\u06a9\u0631\u0645\u0627\u0646\u06cc"),
+        ("\u05d7\u05b5\u05d9\u05e4\u05b8\u05d4", "\u05d7\u05d9\u05e4\u05d4"),
+    ],
+    ids=["vowel marks of Arabic", "a widened word", "Arabic letters in a Persian word", "points of Hebrew"],
+)
+def test_marks_that_are_optional_in_a_script_do_not_count(written: str, plain: str) -> None:
+    assert exact_match(written, plain) and exact_match(plain, written)
+    assert contains(f"{written}.", plain) and alias_match(f"in {plain}", [written])
+    assert not exact_match("\u0622\u0628", "\u0627\u0628"), "madda is part of its letter"
+
+
 @given(st.text(st.characters(codec="utf-8")), st.text(st.characters(codec="utf-8")))
 def test_our_rules_agree_with_each_other(answer: str, gold: str) -> None:
     once = normalize(answer)

@@ -148,7 +148,28 @@ def read_rows(
     rows = list(read(path, text, finite, halves))
     if not rows:
         raise EditingError(f"{path} holds no records; a JSON list or one JSON object per line is needed.")
+    if len(rows) == 1 and (place := _inner_records(rows[0][1])):
+        raise EditingError(
+            f"{path} is one JSON object with the records {place}; a JSON list or one JSON object per line is needed. "
+            "Write the records alone."
+        )
     return rows
+
+
+def _inner_records(content: Any) -> str | None:
+    """Where records are in an object around them; ``None`` for a record, which has texts among its fields."""
+    if not isinstance(content, Mapping) or not content:
+        return None
+    inner = list(content.values())
+    if (
+        len(inner) == 1
+        and isinstance(inner[0], list)
+        and inner[0]
+        and all(isinstance(one, Mapping) for one in inner[0])
+    ):
+        return f"in the list {str(next(iter(content)))[:80]!r}"
+    are_alike = len(inner) > 1 and all(isinstance(one, Mapping) and one.keys() == inner[0].keys() for one in inner)
+    return "by their names" if are_alike else None
 
 
 def _json_list(path: Path, text: str, finite: bool, halves: Halves) -> Iterator[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -85,3 +86,22 @@ def test_half_surrogate_pairs_are_written_as_escapes(tmp_path: Path) -> None:
 def test_other_texts_with_half_surrogate_pairs_are_written_too(tmp_path: Path) -> None:
     write_atomically(tmp_path / "x.md", "| a \ud800 |\n")
     assert (tmp_path / "x.md").read_text(encoding="utf-8") == "| a \\ud800 |\n"
+
+
+@pytest.mark.parametrize(
+    "content, place",
+    [
+        ({"data": [{"prompt": "a"}]}, "in the list 'data'"),
+        ({"1": {"prompt": "a"}, "2": {"prompt": "b"}}, "by their names"),
+        ({"prompt": "a", "notes": [{}]}, None),
+        ({"requested_rewrite": {"prompt": "a"}}, None),
+    ],
+)
+def test_an_object_around_the_records_is_named(content, place, tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(content))
+    if place is None:
+        assert [record for _, record in read_rows(path)] == [content]
+        return
+    with pytest.raises(EditingError, match=f"one JSON object with the records {place}; .* Write the records alone"):
+        read_rows(path)
