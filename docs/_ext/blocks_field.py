@@ -30,6 +30,7 @@ from lm_edit.results.tables import ResultSet, load_cases, load_results
 LONG_STREAMS = ROOT / "docs/_data/long_streams.json"
 END_TOKEN, FIELD = ROOT / "docs/_data/end_token", ROOT / "docs/_data/field"
 KIB, MIB = 2**10, 2**20
+FLAT = 0.1  # rise of the time per step over a stream
 QUESTION, INSTRUCTION = "efficacy_gen_em", "efficacy_wild_em"
 END_TOKEN_COLUMNS = {
     QUESTION: "question only",
@@ -158,7 +159,18 @@ def long_streams(_: str) -> Block:
         f"thread on a busy machine with {one['cores']} cores, {one['date']}; seconds are of the processor, medians of "
         "a tenth of the steps."
     )
-    return Block(f"{table(heads, lines)}\n\n{facts}")
+    return Block(f"{table(heads, lines)}\n\n{facts} {_flatness()}")
+
+
+def _flatness() -> str:
+    """Which editors take the same time per step after a tenth of the steps and after all of them, to :data:`FLAT`."""
+    rises = {
+        editor: record["sections"][-1]["seconds"] / record["sections"][0]["seconds"] - 1
+        for editor, record in kept_streams().items()
+    }
+    rising = [f"`{editor}` ({rise:+.0%})" for editor, rise in rises.items() if rise > FLAT]
+    flat = [f"`{editor}`" for editor, rise in rises.items() if rise <= FLAT]
+    return f"Flat to {FLAT:.0%} or falling: {', '.join(flat)}. Rising: {', '.join(rising) or 'none'}."
 
 
 def long_stream_curves() -> Chart:

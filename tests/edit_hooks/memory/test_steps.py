@@ -88,3 +88,15 @@ def test_the_same_sum_is_formed_once_and_not_kept(monkeypatch: Any) -> None:
     gc.collect()
     assert known() is None and hook_edit_module._last_sum[1]() is None
     assert HookEdit.combine([first, second]).tensors["index"].tolist() == [0, 1]
+
+
+def test_sums_that_go_on_from_one_have_rows_of_their_own() -> None:
+    """A run that was interrupted makes its step again, and independent edits go on from one memory."""
+    with torch.inference_mode():  # the first sum of a stream may be formed where lm-eval calls the model
+        before = CodebookHooks.combine([codebook(number, {number}) for number in range(2)])
+    first = CodebookHooks.combine([before, codebook(2, {2})])
+    second = CodebookHooks.combine([before, codebook(2, {3})])
+    assert first.tensors["keys"].flatten().tolist() == [0.0, 101.0, 202.0]
+    assert second.tensors["keys"].flatten().tolist() == [0.0, 101.0, 203.0]
+    assert before.tensors["keys"].flatten().tolist() == [0.0, 101.0]
+    assert first.tensors["keys"].data_ptr() == before.tensors["keys"].data_ptr()
