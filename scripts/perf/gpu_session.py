@@ -3,7 +3,7 @@
     python scripts/perf/gpu_session.py OUT --minutes 9
 
 Runs from a clone, where torch, transformers, safetensors, PyYAML and pytest are installed. Nothing is downloaded, and
-lm-eval is not needed. Into the folder OUT go
+neither lm-eval nor an installation of the clone is needed. Into the folder OUT go
 
 - ``environment.txt``: the card and the versions;
 - ``tests.txt``: the output of the tests, file by file;
@@ -16,12 +16,15 @@ the same card. ``--table "OPTIONS"`` replaces the options of ``engine.py --table
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import importlib.util
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,6 +75,18 @@ def run(command: Sequence[str], log: Path, seconds: float) -> int | None:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+
+def write_metadata(folder: Path) -> None:
+    """Write what an installation of the clone says of it: its entry points, by which benchmarks are found."""
+    text = (ROOT / "pyproject.toml").read_text()
+    groups = re.findall(r'^\[project\.entry-points\."(.+)"\]\n((?:\w+ = ".+"\n)+)', text, re.MULTILINE)
+    (version,) = re.findall(r'^version = "(.+)"$', text, re.MULTILINE)
+    info = folder / f"lm_eval_editing-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: lm-eval-editing\nVersion: {version}\n")
+    lines = [f"[{group}]\n{entries}" for group, entries in groups]
+    (info / "entry_points.txt").write_text("\n".join(lines).replace('"', ""))
 
 
 def write_environment(out: Path) -> None:
@@ -127,6 +142,16 @@ def main() -> None:
     args = parser.parse_args()
     start = time.monotonic()
     args.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            importlib.metadata.distribution("lm-eval-editing")
+        except importlib.metadata.PackageNotFoundError:
+            write_metadata(Path(folder))
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+        session(args, start)
+
+
+def session(args: argparse.Namespace, start: float) -> None:
     write_environment(args.out)
     until = start + 60 * args.minutes
     if args.only != "table":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.metadata
 import json
 import logging
 import math
@@ -224,6 +225,16 @@ def test_a_session_goes_on_behind_what_it_has(load_script, monkeypatch, tmp_path
     assert len(ran) == 5, "an error of the command itself"
     assert all((ROOT / file).is_file() for file in (*session.TESTS, session.WITH_LM_EVAL))
     assert session.CARD_LOST == load_script("how_fast_parts").CARD_LOST
+
+
+def test_a_clone_that_is_not_installed_has_its_entry_points(load_script, tmp_path: Path) -> None:
+    """By which benchmarks are found; the commands of an installation are not needed."""
+    load_script("gpu_session").write_metadata(tmp_path)
+    (written,) = importlib.metadata.distributions(path=[str(tmp_path)])
+    installed = importlib.metadata.distribution("lm-eval-editing")
+    expected = {entry for entry in installed.entry_points if entry.group != "console_scripts"}
+    assert {*written.entry_points} == expected and len(expected) > 1
+    assert (written.name, written.version) == ("lm-eval-editing", installed.version)
 
 
 def test_a_command_of_a_session_is_stopped_in_time(load_script, tmp_path: Path) -> None:
