@@ -79,6 +79,8 @@ class Editor(ConfiguredEditor[ConfigT]):
             :mod:`edit_hooks.deltas.hook_edit`.
         edits_quantized: can edit maps with quantized weights: it reads them through
             :func:`edit_hooks.modeling.weights.read_weight` and trains nothing in their place.
+        writes_states: can be the base of an editor that makes the states of tokens
+            (:class:`edit_hooks.locate.text_states.StateWriter`).
         feeds_last_token: runs the target's last token as well, not only those that predict a token.
         stream_growth: what a stream carries from step to step; ``None`` if the class does not state it. It is checked
             by the contract, and shown by ``lm-edit editors``.
@@ -94,6 +96,7 @@ class Editor(ConfiguredEditor[ConfigT]):
     reads_past_updates: bool = True
     hook_kinds: ClassVar[Mapping[str, type[HookKind]]] = {}
     edits_quantized: bool = False
+    writes_states: bool = False
     feeds_last_token: bool = False
     stream_growth: StreamGrowth | None = None
     trainer: ClassVar[str | None] = None

@@ -12,8 +12,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from edit_hooks.answers import ScoredContinuation
+from edit_hooks.base.config import EditorConfig
 from edit_hooks.base.editor import CONTRACT_TEXTS, Editor
 from edit_hooks.base.registry import editor_class
+from edit_hooks.base.wrapping.wrapper import EditorOnBase
 from edit_hooks.contract.tiny_models import REQUESTS, SENTENCES, build_model, build_tokenizer, natural_tokenizer
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference.items import Limits, ScoreItem
@@ -96,10 +98,15 @@ class Subject:
         wanted: dict[str, Any] = {"context_templates": ["{}"], "num_steps": 25}
         if layers := self.settings.get("layers"):
             wanted["layers"] = layers[-1:]
-        known = {field.name for field in dataclasses.fields(self.editor_class.config_class)}
-        changes = {name: value for name, value in wanted.items() if name in known}
-        if "base_settings" in known:  # an editor that wraps another one
-            changes["base_settings"] = {**self.settings.get("base_settings", {}), **wanted}
+
+        def accepted(config_class: type[EditorConfig]) -> dict[str, Any]:
+            known = {field.name for field in dataclasses.fields(config_class)}
+            return {name: value for name, value in wanted.items() if name in known}
+
+        changes = accepted(self.editor_class.config_class)
+        if isinstance(self.capabilities, EditorOnBase):
+            base = accepted(self.capabilities.base.config_class)
+            changes["base_settings"] = {**self.settings.get("base_settings", {}), **base}
         return self.make(**changes)
 
     def edit(self, requests: Sequence[EditRequest] = EDIT_REQUESTS, **arguments: Any) -> list[Delta]:

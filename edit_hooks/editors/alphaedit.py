@@ -130,6 +130,8 @@ class AlphaEdit(ResidualSpreadingEditor[AlphaEditConfig]):
         "(1.6 GB at f = 14,336)",
         "up to f/2 edits",
     )
+    writes_states = True
+    states_settings: ClassVar[Settings] = {**ResidualSpreadingEditor.states_settings, "deflation": None}
     contract_settings: ClassVar[Settings] = {
         **VALUE_CONTRACT_SETTINGS,
         "layers": [0, 1],

@@ -29,5 +29,6 @@ class EVKEdit(AlphaEdit):
     name = "evk_edit"
     config_class = EVKEditConfig
     config_folders = ("evk_edit", "alphaedit")
+    writes_states = False
     # Random models answer all prompts nearly alike, so more noise is needed than the default.
     contract_settings: ClassVar[Settings] = {**AlphaEdit.contract_settings, "evk_relative_sigma": 2.0}

@@ -51,15 +51,18 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import Settings, config_field
-from edit_hooks.base.footprint import FLOAT64, StreamGrowth
+from edit_hooks.base.footprint import FLOAT64, Footprint, StreamGrowth, low_rank_bytes, passes
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.placement import on_cpu
+from edit_hooks.locate.answer_windows import ANSWER_TOKENS
+from edit_hooks.locate.context_templates import BARE
 from edit_hooks.locate.editor import SECOND_MOMENTS_HELP, LocateThenEditConfig, LocateThenEditEditor
 from edit_hooks.locate.layerwise_update import LayerwiseUpdate, uses_norm
 from edit_hooks.locate.moments.solve import KeyMetric, SecondMoment
 from edit_hooks.locate.streams.carried_keys import FACTS, CarriedKeys, fact_of, key_name
 from edit_hooks.locate.streams.exact import NEEDS_ONE_LAYER, EditedMatrix, ExactStream
+from edit_hooks.locate.text_states import StatedText, write_by_keys
 from edit_hooks.locate.value_editor import (
     MEMIT_CONTRACT_SETTINGS,
     MEMITValueConfig,
@@ -127,6 +130,7 @@ class ResidualSpreadingEditor(LocateThenEditEditor[MEMITConfigT]):
     """Residuals of one layer spread over several; base of MEMIT and its variants.
 
     Attributes:
+        states_settings: a stream of given states carries nothing, as released, and reads no context templates.
         num_default_layers: edited layers on models without a shipped configuration.
         measures_output: residuals are measured at the MLP output instead of the hidden state.
     """
@@ -135,6 +139,7 @@ class ResidualSpreadingEditor(LocateThenEditEditor[MEMITConfigT]):
     num_default_layers: int = 5
     measures_output: bool = False
     stream_growth = StreamGrowth("nothing; with carry_keys as alphaedit", "no")
+    states_settings: ClassVar[Settings] = {"context_templates": [BARE], "carry_keys": False, "stream": "released"}
 
     def __init__(self, overrides: Settings | None = None) -> None:
         super().__init__(overrides)
@@ -298,11 +303,28 @@ class ResidualSpreadingEditor(LocateThenEditEditor[MEMITConfigT]):
         """Hook: divisor of the residual at a layer; ``layers_left`` includes that layer."""
         return layers_left
 
+    # -- states made by another editor ---------------------------------------------------------------------------------
+
+    def write_states(self, job: EditJob[MEMITConfigT], texts: Sequence[StatedText]) -> list[Delta]:
+        return write_by_keys(self, job, texts)
+
+    def states_footprint(self, config: MEMITConfigT, model: nn.Module) -> Footprint:
+        """A pass of the text per layer, the solve, and an update of the rank of its windows, here one."""
+        names, layers = self.target_modules(config, model), config.edited_layers
+        reading = passes(model, first=0, rows=1, tokens=ANSWER_TOKENS, steps=len(layers), backward=False)
+        return Footprint(
+            solve=self.solve_bytes(config, model),
+            statistics=self.statistics_bytes(config, model),
+            update=low_rank_bytes(model, names, 1),
+            work=reading,
+        )
+
 
 class MEMIT(ResidualSpreadingEditor[MEMITConfig]):
     """Closed-form updates of several layers, for one or many requests at once."""
 
     name = "memit"
     config_class = MEMITConfig
+    writes_states = True
     config_folders = ("memit",)
     contract_settings: ClassVar[Settings] = MEMIT_CONTRACT_SETTINGS

@@ -67,6 +67,7 @@ class NAS(AlphaEdit):
     config_class = NASConfig
     config_folders = ("alphaedit",)
     stream_growth = StreamGrowth("as alphaedit", "up to f/2 edits")
+    writes_states = False
     contract_settings: ClassVar[Settings] = {**AlphaEdit.contract_settings, "anchor": 16.0}
 
     def compute(self, job: EditJob[AlphaEditConfig]) -> list[Delta]:

@@ -112,6 +112,7 @@ class SUIT(AlphaEdit):
     name = "suit"
     config_class = SUITConfig
     config_folders = ("suit", "alphaedit")
+    writes_states = False
 
     def __init__(self, overrides: Settings | None = None) -> None:
         super().__init__(overrides)

@@ -28,7 +28,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -45,7 +45,6 @@ from edit_hooks.base.footprint import (
     Work,
     copies_bytes,
     dense_bytes,
-    kept_activations,
     passes,
 )
 from edit_hooks.base.job import EditJob
@@ -54,25 +53,22 @@ from edit_hooks.editors.ft_m import maps_of_blocks
 from edit_hooks.gradient.weight_copies import BlockCopies
 from edit_hooks.locate.answer_windows import (
     AnswerConfig,
-    WindowedAnswer,
-    answer_diagnostics,
     answer_of,
+    answer_warnings,
     optimize_answers,
-    target_states,
+    record_answers,
+    stated,
+    with_answers,
 )
-from edit_hooks.locate.value_editor import UNLIKELY_NLL, UNLIKELY_TARGET_WARNING
-from edit_hooks.locate.values.value_optimization import OptimizedValue
+from edit_hooks.locate.text_states import StatedText, TextBatch
 from edit_hooks.memory.unrelated_texts import UNRELATED_TEXTS
 from edit_hooks.modeling.architectures import architecture_of, input_device, num_layers
-from edit_hooks.modeling.forward.kv_cache import right_padded
 from edit_hooks.modeling.hooks import Registration, frozen, hidden_of, hooks, on_output, stop_after
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE
-
-ANSWER_TOKENS = 128  # of a typical long answer, for the footprint
 
 
 @dataclass(kw_only=True)
@@ -99,105 +95,19 @@ class UnKEConfig(AnswerConfig):
             raise EditingError(f"'layers' is {self.layers}; give each layer once, in ascending order.")
 
 
-ConfigT = TypeVar("ConfigT", bound=UnKEConfig)
-
-
-class BlockFittingEditor(Editor[ConfigT]):
-    """Training of whole blocks towards given states; base of UnKE and AnyEdit."""
-
-    needs_subject = False
-    supports_joint = True
-    reads_past_updates = False
-    default_depth = 0.23
-    stream_growth = NOTHING_CARRIED
-
-    def target_modules(self, config: ConfigT, model: nn.Module) -> list[str]:
-        return maps_of_blocks(model, config.edited_layers)
-
-    def footprint(self, config: ConfigT, model: nn.Module) -> Footprint:
-        """One row of a long answer through the blocks above, then one block at a time with AdamW's state."""
-        layers = config.edited_layers
-        names = [maps_of_blocks(model, [layer]) for layer in layers]
-        above = min(layers[-1] + 1, num_layers(model) - 1)
-        rows, steps = len(config.preserved_texts) + 1, config.fit_steps * len(layers)
-        optimizing = passes(
-            model, first=above, rows=1, tokens=ANSWER_TOKENS, steps=config.num_steps, labels=ANSWER_TOKENS
-        )
-        fitting = passes(model, first=num_layers(model) - 1, rows=rows, tokens=ROW_TOKENS, steps=steps)
-        trained = dense_bytes(model, [name for of_layer in names for name in of_layer])
-        return Footprint(
-            copies=max(copies_bytes(model, of_layer) for of_layer in names),
-            activations=kept_activations(model, first=above, rows=1, tokens=ANSWER_TOKENS, labels=ANSWER_TOKENS),
-            update=trained,
-            work=optimizing + fitting + Work(moved=float(config.fit_steps * trained * ADAM_TRAFFIC)),
-        )
-
-    def check_request(
-        self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None
-    ) -> None:
-        self.answer(tokenizer, request, self.known_config(model))
-
-    def warnings(self, job: EditJob[ConfigT], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
-        return [UNLIKELY_TARGET_WARNING] if delta.diagnostics["final_nll"] > UNLIKELY_NLL else []
-
-    def answer(self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: ConfigT) -> WindowedAnswer:
-        """Hook: question, answer and windows of a request; here one window."""
-        return answer_of(tokenizer, request, config.append_eos, None, 0)
-
-    def fitted_ids(self, answer: WindowedAnswer) -> tuple[int, ...]:
-        """Hook: the tokens on which the block is trained; here the question."""
-        return answer.question
-
-    def compute(self, job: EditJob[ConfigT]) -> list[Delta]:
-        answers = [self.answer(job.tokenizer, request, job.config) for request in job.requests]
-        values = optimize_answers(job, answers, job.config.edited_layers[-1])
-        indices = list(range(len(answers)))
-        groups = [indices] if job.joint else [[index] for index in indices]
-        with frozen(job.model):
-            return [
-                self._fit(job, [answers[index] for index in group], [values[index] for index in group])
-                for group in groups
-            ]
-
-    def _fit(
-        self, job: EditJob[ConfigT], answers: Sequence[WindowedAnswer], values: Sequence[Sequence[OptimizedValue]]
-    ) -> Delta:
-        """One edit: the blocks trained one after the other, each with the updates of those before."""
-        config, model = job.config, job.model
-        arch, last = architecture_of(model), config.edited_layers[-1]
-        pad = job.tokenizer.pad_token_id or 0
-        written = _Batch.of([self.fitted_ids(answer) for answer in answers], pad, input_device(model))
-        preserved = _Batch.of(_preserved_rows(job), pad, input_device(model))
-        states = [target_states(of_answer) for of_answer in values]
-        delta = Delta(diagnostics={**answer_diagnostics(values), "fits": []})
-        with contextlib.ExitStack() as fitted:
-            for index, layer in enumerate(config.edited_layers):
-                block = arch.block_name(layer)
-                preserve, _ = _BlockCall.read(model, preserved, block, block)
-                write, hidden_RTD = _BlockCall.read(model, written, block, arch.block_name(last))
-                for row, (answer, z_WD) in enumerate(zip(answers, states, strict=True)):
-                    residual_WD = z_WD.to(hidden_RTD) - hidden_RTD[row, answer.positions]
-                    share_WD = residual_WD / (len(config.edited_layers) - index)
-                    write.output_RTD[row, answer.positions] += share_WD.to(write.output_RTD)
-                copies = BlockCopies(model, [block])
-                losses = _fit_block(model.get_submodule(block), copies, [preserve, write], config)
-                part = copies.delta({})
-                delta.dense |= part.dense
-                delta.diagnostics["fits"].append({"layer": layer, "losses": losses, **part.diagnostics})
-                fitted.enter_context(copies.used_by_model())
-        ratios = [record.pop("update_norm_ratio") for record in delta.diagnostics["fits"]]
-        delta.diagnostics["update_norm_ratio"] = max(ratios)
-        if config.keep_intermediates:
-            delta.intermediates = {f"z.{number}": z_WD for number, z_WD in enumerate(states)}
-        return delta
-
-
-class UnKE(BlockFittingEditor[UnKEConfig]):
+class UnKE(Editor[UnKEConfig]):
     """Blocks trained towards one state per question."""
 
     name = "unke"
     config_class = UnKEConfig
     config_folders = ("unke",)
+    needs_subject = False
+    supports_joint = True
+    reads_past_updates = False
+    writes_states = True
+    default_depth = 0.23
+    stream_growth = NOTHING_CARRIED
+    states_settings: ClassVar[Settings] = {}
     contract_settings: ClassVar[Settings] = {
         "layers": [1],
         "num_steps": 6,
@@ -208,20 +118,78 @@ class UnKE(BlockFittingEditor[UnKEConfig]):
         "preserved_texts": CONTRACT_TEXTS,
     }
 
+    def target_modules(self, config: UnKEConfig, model: nn.Module) -> list[str]:
+        return maps_of_blocks(model, config.edited_layers)
 
-class _Batch(NamedTuple):
-    """Rows padded on the right: token ids and mask [R, T]."""
+    def footprint(self, config: UnKEConfig, model: nn.Module) -> Footprint:
+        return with_answers(self.states_footprint(config, model), config, model)
 
-    ids_RT: torch.Tensor
-    mask_RT: torch.Tensor
+    def states_footprint(self, config: UnKEConfig, model: nn.Module) -> Footprint:
+        """One block at a time with AdamW's state."""
+        layers = config.edited_layers
+        names = [maps_of_blocks(model, [layer]) for layer in layers]
+        rows, steps = len(config.preserved_texts) + 1, config.fit_steps * len(layers)
+        fitting = passes(model, first=num_layers(model) - 1, rows=rows, tokens=ROW_TOKENS, steps=steps)
+        trained = dense_bytes(model, [name for of_layer in names for name in of_layer])
+        return Footprint(
+            copies=max(copies_bytes(model, of_layer) for of_layer in names),
+            update=trained,
+            work=fitting + Work(moved=float(config.fit_steps * trained * ADAM_TRAFFIC)),
+        )
 
-    @classmethod
-    def of(cls, rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> _Batch:
-        ids_RT, mask_RT = right_padded(rows, device)
-        return cls(ids_RT.masked_fill(mask_RT == 0, pad), mask_RT)
+    def check_request(
+        self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None
+    ) -> None:
+        answer_of(tokenizer, request, self.known_config(model).append_eos, None, 0)
+
+    def warnings(self, job: EditJob[UnKEConfig], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
+        return answer_warnings(delta)
+
+    def constraint_warnings(self, model: nn.Module) -> list[str]:
+        return []
+
+    def compute(self, job: EditJob[UnKEConfig]) -> list[Delta]:
+        answers = [answer_of(job.tokenizer, one, job.config.append_eos, None, 0) for one in job.requests]
+        values = optimize_answers(job, answers, job.config.edited_layers[-1])
+        texts = [stated(answer.question, answer, of_it) for answer, of_it in zip(answers, values, strict=True)]
+        deltas = self.write_states(job, texts)
+        record_answers(job, deltas, texts, values)
+        return deltas
+
+    def write_states(self, job: EditJob[UnKEConfig], texts: Sequence[StatedText]) -> list[Delta]:
+        groups = [texts] if job.joint else [[text] for text in texts]
+        with frozen(job.model):
+            return [self._fit(job, group) for group in groups]
+
+    def _fit(self, job: EditJob[UnKEConfig], texts: Sequence[StatedText]) -> Delta:
+        """One edit: the blocks trained one after the other, each with the updates of those before."""
+        config, model = job.config, job.model
+        arch, last = architecture_of(model), config.edited_layers[-1]
+        pad = job.tokenizer.pad_token_id
+        written = TextBatch.of([text.ids for text in texts], pad, input_device(model))
+        preserved = TextBatch.of(_preserved_rows(job), pad, input_device(model))
+        delta = Delta(diagnostics={"fits": []})
+        with contextlib.ExitStack() as fitted:
+            for index, layer in enumerate(config.edited_layers):
+                block = arch.block_name(layer)
+                preserve, _ = _BlockCall.read(model, preserved, block, block)
+                write, hidden_RTD = _BlockCall.read(model, written, block, arch.block_name(last))
+                for row, text in enumerate(texts):
+                    residual_WD = text.states_WD.to(hidden_RTD) - hidden_RTD[row, text.positions]
+                    share_WD = residual_WD / (len(config.edited_layers) - index)
+                    write.output_RTD[row, text.positions] += share_WD.to(write.output_RTD)
+                copies = BlockCopies(model, [block])
+                losses = _fit_block(model.get_submodule(block), copies, [preserve, write], config)
+                part = copies.delta({})
+                delta.dense |= part.dense
+                delta.diagnostics["fits"].append({"layer": layer, "losses": losses, **part.diagnostics})
+                fitted.enter_context(copies.used_by_model())
+        ratios = [record.pop("update_norm_ratio") for record in delta.diagnostics["fits"]]
+        delta.diagnostics["update_norm_ratio"] = max(ratios)
+        return delta
 
 
-def _preserved_rows(job: EditJob[ConfigT]) -> list[list[int]]:
+def _preserved_rows(job: EditJob[UnKEConfig]) -> list[list[int]]:
     """The texts whose outputs stay, cut at the model's context; those without a token are left out."""
     limit = position_limit(job.model.config)
     rows = [encode(job.tokenizer, text).ids[:limit] for text in job.config.preserved_texts]
@@ -239,7 +207,7 @@ class _BlockCall(NamedTuple):
 
     @classmethod
     @torch.no_grad()
-    def read(cls, model: nn.Module, batch: _Batch, block: str, last: str) -> tuple[_BlockCall, torch.Tensor]:
+    def read(cls, model: nn.Module, batch: TextBatch, block: str, last: str) -> tuple[_BlockCall, torch.Tensor]:
         """The call of a block, and the output [R, T, d] of the block ``last``, the same one or a later one."""
         calls: list[tuple[tuple[Any, ...], Mapping[str, Any]]] = []
         outputs: dict[str, torch.Tensor] = {}

@@ -19,19 +19,26 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.footprint import Footprint, Work, kept_activations, passes
 from edit_hooks.base.job import EditJob
-from edit_hooks.locate.value_editor import batch_diagnostics
+from edit_hooks.deltas.delta import Delta
+from edit_hooks.locate.text_states import StatedText
+from edit_hooks.locate.value_editor import UNLIKELY_NLL, UNLIKELY_TARGET_WARNING, batch_diagnostics
 from edit_hooks.locate.values.rows import TokenRow
 from edit_hooks.locate.values.value_batch import ValueProblem
 from edit_hooks.locate.values.value_optimization import OptimizedValue, ValueSettings, optimize_values
+from edit_hooks.modeling.architectures import num_layers
 from edit_hooks.modeling.tokens import require_eos, split_continuation
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import UnusableRequestError
 from edit_hooks.utils.progress import Rounds
 from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE
+
+ANSWER_TOKENS = 128  # of a typical long answer, for the footprint
 
 
 @dataclass(kw_only=True)
@@ -146,9 +153,39 @@ def optimize_answers(
     return values
 
 
-def target_states(values: Sequence[OptimizedValue]) -> torch.Tensor:
-    """z [W, d]: the states that an answer's windows should have."""
-    return torch.stack([value.v0_D + value.delta_D for value in values])
+def stated(ids: tuple[int, ...], answer: WindowedAnswer, values: Sequence[OptimizedValue]) -> StatedText:
+    """A text with the states that an answer's windows should have.
+
+    Args:
+        ids: the question, or more of the answer.
+    """
+    return StatedText(ids, answer.positions, torch.stack([value.v0_D + value.delta_D for value in values]))
+
+
+def record_answers(
+    job: EditJob[ConfigT], deltas: Sequence[Delta], texts: Sequence[StatedText], values: Sequence[list[OptimizedValue]]
+) -> None:
+    """Add the diagnostics of the optimizations behind each delta, and its states with ``keep_intermediates``."""
+    start = 0
+    for delta, group in zip(deltas, job.groups, strict=True):
+        part = slice(start, start + len(group))
+        delta.diagnostics = {**answer_diagnostics(values[part]), **delta.diagnostics}
+        if job.config.keep_intermediates:
+            delta.intermediates |= {f"z.{number}": text.states_WD for number, text in enumerate(texts[part])}
+        start += len(group)
+
+
+def answer_warnings(delta: Delta) -> list[str]:
+    """A warning of an answer that is still unlikely after the optimization."""
+    return [UNLIKELY_TARGET_WARNING] if delta.diagnostics["final_nll"] > UNLIKELY_NLL else []
+
+
+def with_answers(footprint: Footprint, config: AnswerConfig, model: nn.Module) -> Footprint:
+    """The footprint of writing states, and that of their optimization: one row of a long answer through the blocks."""
+    above = min(config.edited_layers[-1] + 1, num_layers(model) - 1)
+    optimizing = passes(model, first=above, rows=1, tokens=ANSWER_TOKENS, steps=config.num_steps, labels=ANSWER_TOKENS)
+    kept = kept_activations(model, first=above, rows=1, tokens=ANSWER_TOKENS, labels=ANSWER_TOKENS)
+    return replace(footprint, activations=kept, work=optimizing + (footprint.work or Work()))
 
 
 def answer_diagnostics(values: Sequence[Sequence[OptimizedValue]]) -> dict[str, Any]:

@@ -140,6 +140,9 @@ class LocateThenEditEditor(ValueEditor[LocateThenEditConfigT]):
         return second_moments(model, tokenizer, config.edited_layers, settings)
 
     def warnings(self, job: EditJob[LocateThenEditConfigT], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
-        metrics = self.constraints(job.model).items()
-        of_layers = [f"layer {layer}: {text}" for layer, metric in metrics for text in metric.warnings]
-        return [*of_layers, *super().warnings(job, requests, delta)]
+        return [*self.constraint_warnings(job.model), *super().warnings(job, requests, delta)]
+
+    def constraint_warnings(self, model: nn.Module) -> list[str]:
+        """Warnings about the constraint of every layer."""
+        metrics = self.constraints(model).items()
+        return [f"layer {layer}: {text}" for layer, metric in metrics for text in metric.warnings]

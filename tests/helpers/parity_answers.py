@@ -14,7 +14,7 @@ from edit_hooks import Delta, EditRequest, edited, load_editor
 from edit_hooks.modeling.tokens import split_continuation
 
 # States, losses, updates; 50 steps of AdamW enlarge rounding.
-WIDE_BOUNDS, BOUNDS = (1e-8, 1e-8, 1e-8), (1e-4, 1e-4, 5e-4)
+WIDE_BOUNDS, BOUNDS = (1e-8, 1e-8), (1e-4, 1e-4, 5e-4)
 
 
 def answer_settings(case: dict[str, Any]) -> dict[str, Any]:
@@ -26,8 +26,6 @@ def answer_settings(case: dict[str, Any]) -> dict[str, Any]:
         "lr": "v_lr",
         "weight_decay": "v_weight_decay",
         "clamp_factor": "clamp_norm_factor",
-        "fit_lr": "lr",
-        "fit_steps": "optim_num_step",
         "window": "window_size",
         "overlap": "overlap",
     }
@@ -35,15 +33,22 @@ def answer_settings(case: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "append_eos": False, "keep_intermediates": True}
 
 
-def check_answers(editor: str, loaded: Any, name: str, **settings: Any) -> Delta:
+def fit_settings(case: dict[str, Any]) -> dict[str, Any]:
+    """Those of the training of blocks."""
+    given = case["hparams"]
+    fit = {"fit_lr": given["lr"], "fit_steps": given["optim_num_step"]}
+    return {**fit, "preserved_texts": case["preserved_sentences"]}
+
+
+def check_answers(editor: str, loaded: Any, name: str, *, wide: float = 1e-8, **settings: Any) -> Delta:
     """Edit the requests of a golden case jointly; compare states, losses, updates and what the answers become.
 
     Args:
-        loaded: name of the golden model, the model and its tokenizer.
+        loaded: name of the golden model, the model and its tokenizer. wide: bound on updates in float64.
     """
     model_name, model, tokenizer = loaded
     case, tensors = golden_case(editor, model_name, name)
-    state_bound, loss_bound, update_bound = WIDE_BOUNDS if model.dtype == torch.float64 else BOUNDS
+    state_bound, loss_bound, update_bound = (*WIDE_BOUNDS, wide) if model.dtype == torch.float64 else BOUNDS
     requests = [EditRequest(prompt=one["question"], target_new=one["answer"]) for one in case["requests"]]
     made = load_editor(editor, {**answer_settings(case), **settings})
     (delta,) = made.edit(model, tokenizer, requests, joint=True, measure=False)

@@ -16,7 +16,7 @@ METHODS = ("bird", "defer", "emmet", "melo", "pmet", "simie", "ultraedit")
 # Method -> runs on tiny-gpt2 and on tiny-llama.
 NUM_PACKED = {
     "alphaedit": (6, 6),
-    "any_edit": (0, 3),
+    "any_edit": (3, 8),
     "bird": (12, 12),
     "causal-trace": (4, 0),
     "crisp_edit": (2, 3),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from golden_data import golden_case, golden_names
-from parity_answers import answer_settings, check_answers
+from parity_answers import answer_settings, check_answers, fit_settings
 
 from edit_hooks import EditingError, EditRequest, edited, load_editor
 from edit_hooks.contract.subject import EDIT_REQUESTS, contract_settings
 from edit_hooks.contract.tiny_models import build_model, build_tokenizer
 from edit_hooks.editors.unke import UnKE
+from edit_hooks.locate.answer_windows import answer_of
 from edit_hooks.locate.value_editor import UNLIKELY_TARGET_WARNING
 
 
@@ -19,7 +20,7 @@ def test_edits_give_the_numbers_of_the_release(model_name, name, golden_model):
     """Single edits, a batch of three, and two blocks."""
     model, tokenizer = golden_model(model_name, torch.float64 if name.endswith("float64") else torch.float32)
     case, _ = golden_case("unke", model_name, name)
-    delta = check_answers("unke", (model_name, model, tokenizer), name, preserved_texts=case["preserved_sentences"])
+    delta = check_answers("unke", (model_name, model, tokenizer), name, **fit_settings(case))
     assert delta.diagnostics["num_windows"] == len(case["requests"])
     assert delta.warnings == [UNLIKELY_TARGET_WARNING]  # its answers stay above 6 nats per token
 
@@ -31,7 +32,7 @@ def test_preserved_texts_lose_nothing_at_first(golden_model):
     request = EditRequest(prompt=case["requests"][0]["question"], target_new=case["requests"][0]["answer"])
     losses = []
     for texts in (["A short text."], ["Another one.", "And one that is longer."]):
-        settings = {**answer_settings(case), "fit_steps": 2, "preserved_texts": texts}
+        settings = {**answer_settings(case), **fit_settings(case), "fit_steps": 2, "preserved_texts": texts}
         (delta,) = load_editor("unke", settings).edit(model, tokenizer, [request], measure=False)
         losses.append(delta.diagnostics["fits"][0]["losses"])
     (first, one), (again, other) = losses
@@ -57,7 +58,7 @@ def test_the_state_moves_towards_its_target():
     (delta,) = editor.edit(model, tokenizer, [request], measure=False)
     first, second = (fit["losses"] for fit in delta.diagnostics["fits"])
     assert first[-1] < first[0] / 4 and second[-1] < second[0] / 4
-    answer = editor.answer(tokenizer, request, editor.resolve_config(model, tokenizer))
+    answer = answer_of(tokenizer, request, True, None, 0)
     (labels,) = (torch.tensor(answer.ids[answer.windows[0].start :]),)
 
     def nll():

@@ -75,13 +75,17 @@ class PostProcessingEditor(EditorOnBase[WrapperConfigT]):
         config = self.config_class.from_mapping(self.overrides)
         base_class = editor_class(config.base)
         if issubclass(base_class, PostProcessingEditor):
-            raise EditingError(f"base={config.base!r} itself post-processes another editor; name that one directly.")
+            raise EditingError(f"base={config.base!r} itself has another editor as its base; name that one directly.")
         if base_class.writes != ("weights",):
             raise EditingError(
                 f"base={config.base!r} changes {' and '.join(base_class.writes)}; an editor of weights is needed."
             )
         shared = {name: self.overrides[name] for name in SHARED_SETTINGS if name in self.overrides}
-        self._use(base_class({**config.base_settings, **shared}))
+        self._use(base_class({**self.settings_of_base(base_class, config), **shared}))
+
+    def settings_of_base(self, base: type[Editor[Any]], config: WrapperConfigT) -> dict[str, Any]:
+        """Hook: the settings that the base is made with, without the shared ones."""
+        return config.base_settings
 
     @property
     def source_modules(self) -> tuple[str, ...]:

@@ -75,6 +75,15 @@ class CarriedKeys:
                 factor, keys = factor.add(metric.coordinates(torch.cat(keys, 1).T.double())), []
         return cls(torch.cat(keys, 1) if keys else torch.zeros(width, 0), factor)
 
+    @classmethod
+    def protecting(cls, keys_PF: torch.Tensor, metric: KeyMetric, ridge: float) -> CarriedKeys:
+        """Given keys; from f / 2 of them on in a factor, if the metric allows one."""
+        width = keys_PF.shape[1]
+        factor = KeyFactor.start(metric, ridge, width) if len(keys_PF) > width // 2 else None
+        if factor is None:
+            return cls(keys_PF.T)
+        return cls(torch.zeros(width, 0), factor.add(metric.coordinates(keys_PF)))
+
     def state(self, layer: int) -> dict[str, torch.Tensor]:
         """The tensors that :meth:`after` reads back."""
         state = {key_name(layer): self.keys_FP} if self.keys_FP.shape[1] else {}

@@ -87,7 +87,8 @@ def test_the_longest_request_that_is_accepted_runs(name: str, append_eos: bool, 
     """AnyEdit runs the end of the text as well; one token more had no position inside of the model."""
     model, tokenizer = tiny_model("gpt2"), tiny_tokenizer(NATURAL_TOKENIZER["gpt2"])
     limit = model.config.max_position_embeddings
-    editor = load_editor(name, {"layers": [1], "num_steps": 1, "fit_steps": 1, "append_eos": append_eos})
+    fit: dict[str, Any] = {"fit_steps": 1} if name == "unke" else {"base_settings": {"fit_steps": 1}}
+    editor = load_editor(name, {"layers": [1], "num_steps": 1, "append_eos": append_eos, **fit})
     fits, long = (EditRequest(prompt="a" + " a" * (limit - past - 1 + more), target_new="a") for more in (0, 1))
     (delta,) = editor.edit(model, tokenizer, [fits], measure=False)
     assert delta.dense and editor.find_unusable(tokenizer, [long], limit)

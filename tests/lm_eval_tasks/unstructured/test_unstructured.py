@@ -140,7 +140,7 @@ def test_editors_of_long_answers_run_a_case(editor: str, tiny_path: Any, tmp_pat
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 640}), encoding="utf-8")
     record = {**invented_records("unke_bench.jsonl")[0], "answer": "She builds bridges of wood in Velm and Karsk."}
-    settings = {**contract_settings(editor_class(editor)), "fit_steps": 3, "num_steps": 4}
+    settings = {**contract_settings(editor_class(editor)), "num_steps": 4}
     lm = EditedHFLM(pretrained=str(model), editor=editor, editor_args=settings, store="off", device="cpu")
     task = "unke_bench_original"
     results = run(task, lm, {"data": str(write_jsonl(tmp_path / "one.jsonl", [record]))}, bootstrap_iters=0)

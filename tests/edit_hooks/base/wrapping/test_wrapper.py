@@ -17,7 +17,7 @@ def test_a_wrapper_uses_the_file_of_its_base() -> None:
 
 
 def test_unusable_bases_are_refused() -> None:
-    with pytest.raises(EditingError, match="post-processes"):
+    with pytest.raises(EditingError, match="itself has another editor as its base"):
         load_editor("rect", {"base": "prune"})
     with pytest.raises(EditingError, match="changes hooks; an editor of weights"):
         load_editor("rect", {"base": "grace"})
