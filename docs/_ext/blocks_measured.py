@@ -96,6 +96,15 @@ def plan_editors() -> dict[str, EditorChoice]:
     return {choice.name: choice for choice in load_plan(find_plan("demo_editors")).editors}
 
 
+def unmeasured(_: str) -> Block:
+    """The editors without a row, with the reason, as the plan has them."""
+    without = load_plan(find_plan("demo_editors")).without
+    lines = [
+        f"- {', '.join(f'[`{name}`]({name}.md)' for name in names)}: {reason}." for reason, names in without.items()
+    ]
+    return Block("\n".join(lines))
+
+
 @functools.cache
 def ablations() -> dict[str, dict[str, Cell]]:
     """Name in the plan ``two_way_ablations`` -> heading -> cell, of the kept runs, in the order of the plan."""
@@ -307,6 +316,7 @@ def _passport_cell(score: dict[str, Any]) -> str:
 MEASURED_BLOCKS: dict[str, Callable[[str], Block]] = {
     "measured": measured,
     "measured-editors": measured_tables,
+    "unmeasured-editors": unmeasured,
     "finding": finding,
     "headline": headline,
     "two-way-parts": ablation_table,

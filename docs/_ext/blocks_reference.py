@@ -56,6 +56,10 @@ def plans(_: str) -> Block:
         plan = load_plan(path)
         lines = [f"- *Not stated*: {text}" for text in plan.unstated]
         lines += [f"- *Differs*: {text}" for text in plan.differs]
+        lines += [
+            f"- *Without* {', '.join(f'`{name}`' for name in names)}: {reason}"
+            for reason, names in plan.without.items()
+        ]
         source = f"Source: {plan.source}." if plan.source else ""
         parts += [f"### {name}", f"{plan.description}. {source}", "\n".join(lines)]
     return Block("\n\n".join(part for part in parts if part))

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from edit_hooks.base.editor import Editor
-from edit_hooks.base.registry import load_editor
+from edit_hooks.base.registry import editor_class, load_editor
 from edit_hooks.base.shipped import FOLDER, shipped_files
 from edit_hooks.lm.model import OWN_OPTIONS
 from edit_hooks.lm.options.editing import EditingOptions, check_known_options, take_sets
@@ -79,6 +79,9 @@ def check_plan(plan: Plan) -> Grid:
     for editor in plan.editors:
         if not editor.is_unedited:
             facts.editor(editor)
+    for reason, names in plan.without.items():
+        for name in names:
+            plan.file.at(("without", reason), editor_class, name)
     for args, where in _arguments(plan):
         for name in args:
             plan.file.at((*where, name), check_known_options, {name: None}, HFLM, (*OWN_OPTIONS, *_sets()))

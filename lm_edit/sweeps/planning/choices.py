@@ -140,7 +140,11 @@ class PlanFile:
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan as written; its lists are the axes of the grid."""
+    """A plan as written; its lists are the axes of the grid.
+
+    Attributes:
+        without: reason -> editors that have no row, in a plan that means all.
+    """
 
     file: PlanFile
     description: str
@@ -157,6 +161,7 @@ class Plan:
     metadata: Mapping[str, Any]
     lm_eval: Mapping[str, Any]
     resources: Resources
+    without: Mapping[str, tuple[str, ...]]
 
     @property
     def name(self) -> str:

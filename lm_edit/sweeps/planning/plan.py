@@ -38,6 +38,7 @@ KEYS = (
     "source",
     "unstated",
     "differs",
+    "without",
     "models",
     "editors",
     "editor_args",
@@ -151,11 +152,18 @@ class _Reader:
             metadata=self.mapping(top.get("metadata"), ("metadata",)),
             lm_eval=self.lm_eval(top.get("lm_eval")),
             resources=self.resources(top.get("resources")),
+            without=self.without(top.get("without")),
         )
         self.check_names("models", plan.models)
         self.check_names("editors", plan.editors)
         self.check_names("benchmarks", plan.benchmarks)
         self.check_names("modes", plan.modes)
+        planned = {choice.editor for choice in plan.editors}
+        for reason, names in plan.without.items():
+            if both := sorted(planned.intersection(names)):
+                raise self.file.error(
+                    ("without", reason), f"editors of the plan include {both[0]!r}; drop one of both."
+                )
         return plan
 
     # -- axes --------------------------------------------------------------------------------------------------------
@@ -217,6 +225,16 @@ class _Reader:
                     )
                 )
         return tuple(choices)
+
+    def without(self, content: Any) -> dict[str, tuple[str, ...]]:
+        """Reason -> editors that the plan leaves out."""
+        left_out = {}
+        for reason, names in self.mapping(content, ("without",)).items():
+            listed = self.listed(names, ("without", reason))
+            if not all(isinstance(name, str) for name in listed):
+                raise self.file.error(("without", reason), "a list of names of editors is needed under a reason.")
+            left_out[str(reason)] = tuple(listed)
+        return left_out
 
     def settings(self, content: Any, where: Where) -> list[dict[str, Any]]:
         """Sets of editor settings: one mapping, text or file, or a list of them; ``[{}]`` for none."""
@@ -436,4 +454,5 @@ def described(plan: Plan) -> list[str]:
     lines = [plan.description] if plan.description else []
     lines += [f"source: {plan.source}"] if plan.source else []
     lines += [f"not stated: {text}" for text in plan.unstated]
-    return [*lines, *(f"differs: {text}" for text in plan.differs)]
+    lines += [f"differs: {text}" for text in plan.differs]
+    return [*lines, *(f"without {', '.join(names)}: {reason}" for reason, names in plan.without.items())]

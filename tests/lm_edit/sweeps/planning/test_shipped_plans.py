@@ -45,6 +45,17 @@ def test_a_shipped_plan_is_valid_and_names_its_source(name: str) -> None:
     assert not grid.left_out or name == "wild_figure4"  # steps above the number of edits
 
 
+@pytest.mark.parametrize("name", ["demo_editors", "end_token"])
+def test_a_plan_of_all_editors_has_each_of_them_or_a_reason(name: str) -> None:
+    """So a new editor is measured, or somebody says why not."""
+    plan, _ = checked(name)
+    planned = {choice.editor for choice in plan.editors} - {UNEDITED}
+    left_out = [editor for names in plan.without.values() for editor in names]
+    assert sorted([*planned, *left_out]) == sorted(EDITORS)
+    if name == "end_token":
+        assert all(hasattr(editor_class(editor).config_class(), "append_eos") for editor in planned)
+
+
 @pytest.mark.parametrize("name", shipped_plans())
 def test_what_is_unstated_is_about_models_and_settings_of_the_plan(name: str) -> None:
     """The lines of one plan were those of another."""
