@@ -25,7 +25,7 @@ from torch import nn
 from edit_hooks.deltas.forward_context import ForwardContext
 from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_width, target_module
 from edit_hooks.deltas.schema import Record, Schema, Tensor, number, one_of, require_distinct, text
-from edit_hooks.memory.steps import STEP_NUMBERS, settings_of_sum
+from edit_hooks.memory.steps import STEP_NUMBERS, rows_of, settings_of_sum, sum_of_rows
 from edit_hooks.modeling.architectures import weight_of
 from edit_hooks.modeling.tensors import at_least_float32, in_widest_type
 from edit_hooks.utils.errors import EditingError
@@ -34,6 +34,7 @@ from edit_hooks.utils.settings.numbers import NON_NEGATIVE, SHARE
 Feature = Literal["mean_decentered", "mean", "last"]
 
 KIND = "column_memory"
+MAX_ENTRIES = 2**24  # of masks as rows of the width of the map, held at once
 NO_MASK = -1
 SAME_BACKGROUND = 0.05  # relative distance that rounding in 16 bits may leave
 
@@ -127,7 +128,8 @@ def overlaps(mask_RP: torch.Tensor, masks_NP: torch.Tensor, width: int) -> torch
     def as_rows(columns: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(columns), width, device=columns.device).scatter_(1, columns, 1.0)
 
-    return as_rows(mask_RP) @ as_rows(masks_NP.to(mask_RP.device)).T / mask_RP.shape[1]
+    own_RF, chunks = as_rows(mask_RP), masks_NP.to(mask_RP.device).split(max(1, MAX_ENTRIES // width))
+    return torch.cat([own_RF @ as_rows(chunk_NP).T for chunk_NP in chunks], 1) / mask_RP.shape[1]
 
 
 class ColumnMemoryHooks(HookKind):
@@ -196,6 +198,7 @@ class ColumnMemoryHooks(HookKind):
     def combine(cls, steps: Sequence[HookEdit]) -> HookEdit:
         """The memory after the last step, its columns as the last step that trained them left them, but for decay."""
         memory, decay = ColumnMemory.of(steps[0]), float(steps[0].settings["decay"])
+        masks = rows_of(steps[0], "masks")
         for step in steps[1:]:
             Selection.of(steps[0]).require_same(Selection.of(step))
             new, shrink = ColumnMemory.of(step), float(step.settings["decay"])
@@ -203,11 +206,12 @@ class ColumnMemoryHooks(HookKind):
             is_new_K = torch.isin(columns_K, new.columns_K)
             values_DK = torch.where(is_new_K, new.at(columns_K), memory.at(columns_K) * shrink)
             known_N = (new.masks_NP[:, None] == memory.masks_NP).all(2).any(1)  # a prompt that is edited again
-            memory = ColumnMemory(values_DK, columns_K, torch.cat([memory.masks_NP, new.masks_NP[~known_N]]))
+            masks = masks.followed_by(new.masks_NP[~known_N])
+            memory = ColumnMemory(values_DK, columns_K, masks.content)
             decay *= shrink
-        tensors = {"values": memory.values_DK, "columns": memory.columns_K, "masks": memory.masks_NP}
-        kept = {name: steps[-1].tensors[name] for name in ("permutation", "background")}
-        return HookEdit(steps[0].kind, tensors | kept, {**settings_of_sum(steps), "decay": decay})
+        others = {"values": memory.values_DK, "columns": memory.columns_K}
+        others |= {name: steps[-1].tensors[name] for name in ("permutation", "background")}
+        return sum_of_rows(steps[0].kind, {"masks": masks}, {**settings_of_sum(steps), "decay": decay}, others)
 
     def transform_output(self, index: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
         rows = self.rows_of_edit(index, len(x_RTF), x_RTF.device)

@@ -98,13 +98,9 @@ class Rows(NamedTuple):
 _rows_of: weakref.WeakKeyDictionary[HookEdit, dict[str, Rows]] = weakref.WeakKeyDictionary()
 
 
-def grown(steps: Sequence[HookEdit], name: str) -> Rows:
-    """The rows of one tensor of all steps, in order."""
-    first, *others = steps
-    known = _rows_of.get(first, {}).get(name)
-    if known is None or len(others) != 1:
-        return Rows.of([step.tensors[name] for step in steps])
-    return known.followed_by(others[0].tensors[name])
+def rows_of(edit: HookEdit, name: str) -> Rows:
+    """The rows of one tensor; a copy if the edit is no sum."""
+    return _rows_of.get(edit, {}).get(name) or Rows.of([edit.tensors[name]])
 
 
 def sum_of_rows(
@@ -144,7 +140,9 @@ class NumberedRows:
         names = [numbers, *columns]
         gone = [step.settings[removed] if removed else [] for step in steps]
         if _only_adds(steps, numbers, gone):
-            return cls({name: grown(steps, name) for name in names}, gone[0], numbers, steps, None)
+            first, second = steps
+            added = {name: rows_of(first, name).followed_by(second.tensors[name]) for name in names}
+            return cls(added, gone[0], numbers, steps, None)
         # Every row and every removal, in order: the number, and the row among those of all steps.
         number_N, row_N, num_rows = list[torch.Tensor](), list[torch.Tensor](), 0
         for step, gone_here in zip(steps, gone, strict=True):

@@ -10,6 +10,7 @@ from hook_edits import EDIT_REQUESTS, loaded, make, nll, stream_of
 
 from edit_hooks import Delta, EditingError, edited
 from edit_hooks.editors.memoir import clipped
+from edit_hooks.memory import column_memory
 from edit_hooks.memory.column_memory import ColumnMemory
 from edit_hooks.memory.steps import STEP_NUMBERS
 
@@ -105,3 +106,12 @@ def test_steps_that_select_in_another_way_are_refused(settings, named):
     apart.hook_edit.settings |= {name: second.hook_edit.settings[name] for name in STEP_NUMBERS}
     with pytest.raises(EditingError, match=f"in different ways: {named}"):
         Delta.summed([first, apart])
+
+
+@pytest.mark.parametrize("at_once", [1, 30, 10**6])
+def test_overlaps_with_many_masks_are_taken_in_parts(at_once, monkeypatch):
+    """Ten columns, masks of three: shares by counting, whatever is held at once."""
+    monkeypatch.setattr(column_memory, "MAX_ENTRIES", at_once)
+    masks = torch.stack([torch.randperm(10, generator=torch.Generator().manual_seed(n))[:3] for n in range(7)])
+    counted = [[len(set(a) & set(b)) / 3 for b in masks.tolist()] for a in masks[:2].tolist()]
+    torch.testing.assert_close(column_memory.overlaps(masks[:2], masks, 10), torch.tensor(counted))

@@ -171,10 +171,10 @@ def test_an_edit_takes_as_many_operations_as_those_before_it(editor, long_stream
     assert statistics.median(sizes) < 1.5 * sizes[0]
 
 
-@pytest.mark.parametrize("editor", ["grace", "neural_db", "melo"])
+@pytest.mark.parametrize("editor", ["grace", "neural_db", "melo", "memoir"])
 def test_the_rows_of_a_table_are_not_copied_with_every_step(editor, long_streams):
     stream = long_streams.stream_of(editor, long_streams.quick_settings(editor), long_streams.requests(14), None)
-    name = {"grace": "keys", "neural_db": "keys", "melo": "up/0"}[editor]
+    name = {"grace": "keys", "neural_db": "keys", "melo": "up/0", "memoir": "masks"}[editor]
     places, sums = [], []
 
     def after(_step, runtime_part):
