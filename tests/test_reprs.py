@@ -109,7 +109,7 @@ EXAMPLES: dict[str, Callable[[], object]] = {
     "edit_hooks.answers.ScoredContinuation": lambda: ScoredContinuation(
         logprob=-1.0, is_greedy=True, token_ids=tuple(range(500))
     ),
-    "edit_hooks.deltas.ContextEdit": lambda: DELTA.contexts[0],
+    "edit_hooks.ContextEdit": lambda: DELTA.contexts[0],
     "lm_edit.leaderboard.Board": board,
     "lm_edit.leaderboard.Section": lambda: board().sections[0],
     "lm_edit.leaderboard.Row": lambda: board().sections[0].rows[0],
