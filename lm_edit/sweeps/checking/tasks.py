@@ -3,28 +3,52 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import lm_eval.tasks
 from lm_eval.tasks import TaskManager
 
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.plugins import import_object
 from lm_eval_tasks.common.records.benchmark import Benchmark
-from lm_eval_tasks.folder import TASKS_DIR
+from lm_eval_tasks.startup.task_folders import with_task_folders
 
 
 @functools.cache
 def _own_tasks() -> Any:
-    """lm-eval's index of the tasks of this package alone, which takes a tenth of a second."""
-    return TaskManager(include_path=[str(TASKS_DIR)], include_defaults=False).task_index
+    """lm-eval's index of the tasks of this and of other packages, which takes a tenth of a second."""
+    return TaskManager(include_path=with_task_folders(None), include_defaults=False).task_index
 
 
 @functools.cache
 def _all_tasks() -> Any:
     """lm-eval's index of all tasks, which takes seconds."""
     return TaskManager().task_index
+
+
+@functools.cache
+def _tasks_beside(folder: Path) -> Any:
+    """lm-eval's index of one of its own folders."""
+    return TaskManager(include_path=[str(folder)], include_defaults=False).task_index
+
+
+def _index_of(name: str) -> Any:
+    """An index with a task, if there is one: that of packages, of the folder of lm-eval with its name, or of all tasks.
+
+    Most of lm-eval's tasks are in the folder that their name begins with: arc_challenge in arc. A tag has no file, and
+    can be that of tasks in several folders.
+    """
+    if name in _own_tasks():
+        return _own_tasks()
+    words = name.split("_") if re.fullmatch(r"\w+", name) else []
+    for length in range(len(words), 0, -1):
+        folder = Path(lm_eval.tasks.__file__).parent / "_".join(words[:length])
+        if folder.is_dir() and (entry := _tasks_beside(folder).get(name)) is not None and entry.yaml_path is not None:
+            return _tasks_beside(folder)
+    return _all_tasks()
 
 
 def leaf_tasks(name: str) -> tuple[str, ...]:
@@ -56,7 +80,7 @@ def benchmarks_of(name: str) -> list[Benchmark[Any]]:
 
 def _leaves(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Name and configuration of each task behind a name."""
-    index = _own_tasks() if name in _own_tasks() else _all_tasks()
+    index = _index_of(name)
     if name not in index:
         raise EditingError(f"there is no task {name!r}.{near_misses(name, index)} lm_eval ls tasks lists all.")
     entry = index[name]
