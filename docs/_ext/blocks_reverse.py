@@ -1,7 +1,7 @@
-"""Blocks of kept runs of the plan ``reverse_locality``.
+"""Blocks of kept runs of the plans ``reverse_locality`` and ``two_way_study``.
 
-``docs/_data/reverse_locality`` is a results repository without samples; ``cases.json`` has the scores of single cases,
-by name in the plan and heading, for paired tests.
+``docs/_data/reverse_locality`` and ``docs/_data/two_way_study`` are results repositories without samples; of the
+former ``cases.json`` has the scores of single cases, by name in the plan and heading, for paired tests.
 """
 
 from __future__ import annotations
@@ -24,13 +24,21 @@ from lm_edit.results.tables import ResultSet, load_cases, load_results
 from lm_edit.sweeps.planning.choices import UNEDITED
 from lm_edit.sweeps.planning.plan import find_plan, load_plan
 
-REVERSE = ROOT / "docs/_data/reverse_locality"
+REVERSE, STUDY = ROOT / "docs/_data/reverse_locality", ROOT / "docs/_data/two_way_study"
 COMPARED_WITH = "ice"
 # (task, metric) -> heading.
 REVERSE_COLUMNS = {
     ("bake_es", "efficacy_prob"): "ES",
     ("bake_rq", "reverse_qa_prob"): "RQS",
     ("bake_rq", "reverse_locality_prob"): "RLS",
+}
+STUDY_COLUMNS = {
+    ("bake_es", "efficacy_prob"): "ES",
+    ("bake_gs", "paraphrase_prob"): "GS",
+    ("bake_ls", "neighborhood_prob"): "LS",
+    ("bake_rq", "reverse_qa_prob"): "RQS",
+    ("bake_rq", "reverse_locality_prob"): "RLS",
+    ("bake_rj", "reverse_judgment_prob"): "RJS",
 }
 
 
@@ -95,6 +103,24 @@ def reverse_table(_: str) -> Block:
     return Block(table(["editor", "changes", "ES", "RQS", "p", "RLS", "p"], rows))
 
 
+@functools.cache
+def study_rows() -> list[Kept]:
+    """The kept runs of ``two_way_study``, all of its second model, in the order of the plan."""
+    names = [choice.name for choice in load_plan(find_plan("two_way_study")).editors]
+    found = _kept(str(STUDY.relative_to(ROOT)), STUDY_COLUMNS)
+    return sorted(found, key=lambda one: names.index(one.name))
+
+
+def study_table(_: str) -> Block:
+    """A row per editor."""
+    rows = [
+        [f"`{one.name}`", *(cell_text(one.cells.get(heading)) for heading in STUDY_COLUMNS.values())]
+        for one in study_rows()
+    ]
+    return Block(table(["editor", *STUDY_COLUMNS.values()], rows))
+
+
 REVERSE_BLOCKS: dict[str, Callable[[str], Block]] = {
     "reverse-locality": reverse_table,
+    "two-way-study": study_table,
 }

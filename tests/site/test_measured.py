@@ -32,9 +32,11 @@ from blocks_reverse import (
     COMPARED_WITH,
     REVERSE,
     REVERSE_COLUMNS,
+    STUDY,
     reverse_cases,
     reverse_rows,
     reverse_tests,
+    study_rows,
 )
 from model_shapes import MODELS, model_like
 from paths import ROOT
@@ -177,6 +179,25 @@ def test_the_tests_of_reverse_questions_are_paired_and_corrected() -> None:
     assert memit.p == min(1.0, 2 / 2**6 * len(tests))  # the smallest p of the family
     row = next(line for line in BLOCKS["reverse-locality"]("").text.splitlines() if line.startswith("| `memit`"))
     assert f"| {memit.p:.2f} |" in row
+
+
+def test_the_kept_runs_of_the_study_are_of_its_plan_and_the_page_quotes_them() -> None:
+    found = set(made(STUDY))
+    assert len(found) == 4 * 5 and found <= set(planned(find_plan("two_way_study")))
+    rows = {one.name: {heading: cell.value for heading, cell in one.cells.items()} for one in study_rows()}
+    assert list(rows) == [UNEDITED, "ice", "two_way", "ft_m"]
+    page = " ".join((ROOT / "docs/explain/two-way-study.md").read_text(encoding="utf-8").split())
+    assert [rows[name]["RQS"] * 8 for name in ("two_way", "ft_m", "ice")] == [3, 0, 2]
+    for text in (
+        "RLS falls from {unedited[RLS]:.2f} to {two_way[RLS]:.2f} and LS from {unedited[LS]:.2f} to {two_way[LS]:.2f}",
+        "With FT-M they are {ft_m[RLS]:.2f} and {ft_m[LS]:.2f}",
+        "RQS {ice[RQS]:.2f}, and ES {ice[ES]:.2f}",
+        "(LS {ice[LS]:.2f}) and other reverse questions (RLS {ice[RLS]:.2f})",
+        "in {two_way[RJS]:.2f} of the cases with two-way edits",
+        "{ice[RJS]:.2f} with the note, and {ft_m[RJS]:.2f} with FT-M",
+        "second model has LS {unedited[LS]:.2f} and RLS {unedited[RLS]:.2f}",
+    ):
+        assert text.format(**rows) in page, text
 
 
 def test_the_page_of_reverse_locality_quotes_its_table() -> None:
