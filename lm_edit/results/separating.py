@@ -253,7 +253,13 @@ def read_rules(texts: Sequence[str]) -> dict[str, float]:
 def _group(paths: Paths, only: Sequence[str], rules: Mapping[str, float], name: str) -> Group:
     read = ResultSet.of(paths)
     results = filter_rows(load_results(read), only)
-    cases = load_cases(read)
+    cases = load_cases(read, require_samples=False)
+    files = set(results["file"])
+    if lacking := [one for one in cases.attrs["without_samples"] if one["file"] in files]:
+        raise EditingError(
+            f"{lacking[0]['file']}: no samples of {lacking[0]['task']}, which have the scores of single facts. Use "
+            "--log_samples, or leave the run out with --only."
+        )
     cases = cases[cases["run"].isin(results["run"])]
     hashes = {(row["run"], row["task"]): text_of(row["data_hash"]) for row in results.to_dict("records")}
     keys = [

@@ -114,6 +114,15 @@ def test_facts_are_matched_by_their_score_in_each_run(tmp_path: Path) -> None:
         separation(tmp_path / "a", tmp_path / "b", matched={"efficacy_magnitud": 1.0})
 
 
+def test_runs_without_samples_are_refused_unless_they_are_left_out(tmp_path: Path) -> None:
+    write_scores(tmp_path / "a" / "1", [1.0, 1.0, 0.0, 4.0], "ft_m")
+    write_run(tmp_path / "a" / "2", editor="grace", samples=False)
+    with pytest.raises(EditingError, match=r"no samples of bake_es.*--log_samples"):
+        separation(tmp_path / "a", tmp_path / "a")
+    found = separation(tmp_path / "a", tmp_path / "a", only=["editor=ft_m"], only_second=["editor=ft_m"])
+    assert found.columns and found.second.names == ("ft_m",)
+
+
 def test_columns_with_two_meanings_are_left_out_and_counted(tmp_path: Path) -> None:
     write_scores(tmp_path / "a", [1.0, 1.0, 0.0, 4.0], "ft_m")
     other = write_scores(tmp_path / "b", [0.0, 1.0, 1.0, 0.5], "grace")
