@@ -107,6 +107,8 @@ def _state(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, whole: bo
 def _sample(tensor: torch.Tensor) -> bytes:
     """Entries at equal distances, as bytes: NaN equals itself."""
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    if hasattr(local, "__tensor_flatten__"):  # codes and scales in a class of another package, which has few operations
+        return b"".join(_sample(getattr(local, name)) for name in sorted(local.__tensor_flatten__()[0]))
     flat = local.detach().reshape(-1)
     chosen = flat[:: max(1, len(flat) // NUM_SAMPLED)].contiguous()
     return chosen.view(torch.uint8).cpu().numpy().tobytes()

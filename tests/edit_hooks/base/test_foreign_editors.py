@@ -12,6 +12,7 @@ import torch
 from edit_hooks import Delta, EditingError, EditJob, Editor, EditorConfig, EditRequest, architecture_of, config_field
 from edit_hooks.base.registry import editor_class
 from edit_hooks.contract.tiny_models import EDIT_LAYER, build_model, build_tokenizer
+from edit_hooks.modeling.fingerprint import guard
 from edit_hooks.utils.errors import ModelChangedError
 
 REQUEST = EditRequest(prompt="{} is located in", subject="Port Amelin", target_new="Rome")
@@ -86,6 +87,23 @@ def test_an_editor_that_leaves_the_model_changed_ends_the_run(fault: str) -> Non
 def test_later_calls_compare_a_sample_of_every_tensor() -> None:
     with pytest.raises(ModelChangedError, match="values of transformer"):
         edit_with(lambda job: weight(job).data.add_(1), calls=2)
+
+
+def test_codes_and_scales_of_a_quantized_weight_are_sampled() -> None:
+    """A tensor of another package may lack every operation but the list of its parts."""
+
+    class Coded:
+        def __init__(self) -> None:
+            self.codes, self.scale = torch.arange(600, dtype=torch.uint8), torch.ones(1, dtype=torch.bfloat16)
+
+        def __tensor_flatten__(self) -> tuple[list[str], None]:
+            return ["codes", "scale"], None
+
+    weight: Any = Coded()
+    before = guard._sample(weight)
+    assert len(before) >= guard.NUM_SAMPLED and guard._sample(weight) == before
+    weight.scale += 1
+    assert guard._sample(weight) != before
 
 
 def test_what_returns_to_its_place_is_no_change() -> None:
