@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from edit_hooks.run_options import RUN_OPTIONS
 from edit_hooks.utils.errors import EditingError, near_misses
 from lm_edit.results.filters import accepted_values, read_conditions, text_of, unknown_field, unknown_value
-from lm_edit.sweeps.planning.grid import RULES, Grid, Run
+from lm_edit.sweeps.planning.grid import RULES, Grid, OmittedRun, Run
 
 Fields: TypeAlias = dict[str, set[str]]  # field -> its values
 
@@ -36,23 +36,29 @@ def select_runs(grid: Grid, texts: Sequence[str], plan: str) -> list[Run]:
     runs = {run.name: fields_of(run) for run in grid.runs}
     chosen = set(runs)
     if runs and parts:
-        chosen &= {name for part in parts for name in _named(part, runs, plan)}
+        chosen &= {name for part in parts for name in _named(part, runs, grid.left_out, plan)}
     for field, given in conditions.items() if runs else ():
         chosen &= _with_value(field, given, runs)
     if not chosen:
         wanted = f" with {' and '.join(texts)}" if texts else ""
-        rules = "; ".join(f"{item.name}: {RULES[item.rule]}" for item in grid.left_out[:_NAMED_RUNS])
-        raise EditingError(f"{plan} has no run{wanted}." + (f" Left out: {rules}." if rules else ""))
+        raise EditingError(f"{plan} has no run{wanted}.{_reasons(grid.left_out)}")
     return [run for run in grid.runs if run.name in chosen]
 
 
-def _named(part: str, names: Collection[str], plan: str) -> set[str]:
+def _reasons(left_out: Sequence[OmittedRun]) -> str:
+    """Why runs are missing, as a sentence; "" if none is."""
+    rules = "; ".join(f"{item.name}: {RULES[item.rule]}" for item in left_out[:_NAMED_RUNS])
+    return f" Left out: {rules}." if rules else ""
+
+
+def _named(part: str, names: Collection[str], left_out: Sequence[OmittedRun], plan: str) -> set[str]:
     """The names with a text in them."""
     if not (found := {name for name in names if part in name}):
         words = dict.fromkeys(word for name in names for word in name.split(", "))
         some = "; ".join(list(names)[:_NAMED_RUNS])
         raise EditingError(
             f"--only {part!r}: {plan} has no run with this text in its name, as in {some}.{near_misses(part, words)}"
+            f"{_reasons([item for item in left_out if part in item.name])}"
         )
     return found
 

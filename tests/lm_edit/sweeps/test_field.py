@@ -94,7 +94,7 @@ def test_an_editor_of_ones_own_is_named_or_read(tmp_path: Path) -> None:
 def small(tiny_path: Any) -> list[str]:
     """Options of a field plan on a tiny model and the embedded sample."""
     model = ["--pretrained", tiny_path("gpt2", "byte_bpe"), "--model-args", "data=mini,store=off"]
-    return [*map(str, model), "--num-edits", "4", "--limit", "2", "--only", "zsre", "--only", "at once"]
+    return [*map(str, model), "--num-edits", "4", "--limit", "2", "--only", "zsre, at once"]
 
 
 def execute(run: Run, folder: Path, monkeypatch: Any) -> None:
@@ -120,7 +120,7 @@ def test_an_editor_is_compared_with_stored_runs_of_the_plan(
             if run.editor in wanted and run.benchmark == "zsre":
                 execute(run, tmp_path / out, monkeypatch)
     monkeypatch.setattr("lm_edit.sweeps.execution.runs.subprocess.Popen", None)  # nothing is left to run
-    assert run_verb(["sweep", "field_3k", *small, "--only", "ft_m", "--out", str(tmp_path / "baselines")]) == 0
+    assert run_verb(["sweep", "field_3k", *small, "--only", "editor=ft_m", "--out", str(tmp_path / "baselines")]) == 0
     options = [*small, "--baselines", str(tmp_path / "baselines"), "--out", str(tmp_path / "compare")]
     assert run_verb(["compare", str(mine), *options]) == 0, capsys.readouterr().out
     table = load_results(tmp_path / "compare" / "runs")
@@ -138,4 +138,4 @@ def test_an_editor_is_compared_with_stored_runs_of_the_plan(
 def test_compare_refuses_an_editor_without_a_run(small: list[str], tmp_path: Path, capsys: Any) -> None:
     """GRACE writes one edit at a time, and the plan has batches."""
     assert run_verb(["compare", "grace", *small, "--out", str(tmp_path)]) == 2
-    assert "no run of grace" in (printed := capsys.readouterr().err) and "one edit at a time" in printed
+    assert "has no run" in (printed := capsys.readouterr().err) and "one edit at a time" in printed
