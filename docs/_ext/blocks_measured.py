@@ -102,7 +102,7 @@ def unmeasured(_: str) -> Block:
     lines = [
         f"- {', '.join(f'[`{name}`]({name}.md)' for name in names)}: {reason}." for reason, names in without.items()
     ]
-    return Block("\n".join(lines))
+    return Block("\n".join(lines), source="docs/editors/measured.md")
 
 
 @functools.cache
