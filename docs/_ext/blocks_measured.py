@@ -100,7 +100,8 @@ def unmeasured(_: str) -> Block:
     """The editors without a row, with the reason, as the plan has them."""
     without = load_plan(find_plan("demo_editors")).without
     lines = [
-        f"- {', '.join(f'[`{name}`]({name}.md)' for name in names)}: {reason}." for reason, names in without.items()
+        f"- {', '.join(f'[`{name}`](docs/editors/{name}.md)' for name in names)}: {reason}."
+        for reason, names in without.items()
     ]
     return Block("\n".join(lines), source="docs/editors/measured.md")
 
