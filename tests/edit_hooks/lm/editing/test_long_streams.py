@@ -16,6 +16,7 @@ import torch
 from paths import ROOT
 
 from edit_hooks import edited
+from edit_hooks.base.footprint import NOTHING_CARRIED
 from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.base.wrapping.wrapper import PostProcessingEditor
 from edit_hooks.deltas import apply as apply_module
@@ -235,10 +236,16 @@ def carried(num_steps: int, num_bytes: int) -> StreamState:
     return state
 
 
-# Editors that carry keys, and the wrappers around one; the base of simie starts anew at every step.
+# Editors that carry keys, and the wrappers whose base can; that of simie starts anew at every step.
 CARRY_KEYS = [
     *(name for name in EDITORS if "carry_keys" in {one.name for one in fields(editor_class(name).config_class)}),
-    *(name for name in EDITORS if issubclass(editor_class(name), PostProcessingEditor) and name != "simie"),
+    *(
+        name
+        for name in EDITORS
+        if issubclass(editor_class(name), PostProcessingEditor)
+        and editor_class(name).stream_growth != NOTHING_CARRIED
+        and name != "simie"
+    ),
 ]
 
 
