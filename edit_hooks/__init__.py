@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edit_hooks.base.artifacts.trained_artifact import ArtifactKind
     from edit_hooks.base.config import EditorConfig, config_field
     from edit_hooks.base.editor import Editor
+    from edit_hooks.base.footprint import StreamGrowth
     from edit_hooks.base.job import EditJob
     from edit_hooks.base.registry import EDITORS, load_editor
     from edit_hooks.deltas.apply import edited
@@ -49,6 +50,7 @@ _HOMES = {
     "HookKind": "deltas.hook_edit",
     "PerRowAdapters": "deltas.row_adapters",
     "Registration": "modeling.hooks",
+    "StreamGrowth": "base.footprint",
     "architecture_of": "modeling.architectures",
     "check_width": "deltas.hook_edit",
     "compare_models": "modeling.fingerprint.base_model",
@@ -80,6 +82,7 @@ __all__ = [
     "HookKind",
     "PerRowAdapters",
     "Registration",
+    "StreamGrowth",
     "architecture_of",
     "check_width",
     "compare_models",

@@ -23,6 +23,7 @@ from edit_hooks import (
     HookEdit,
     HookKind,
     Registration,
+    StreamGrowth,
     architecture_of,
     check_width,
     frozen,
@@ -63,6 +64,7 @@ class MyHookEditor(Editor[MyEditorConfig]):
     config_class = MyEditorConfig
     needs_subject = False
     writes = ("hooks",)
+    stream_growth = StreamGrowth("the vector of each step: d numbers", "with edits")  # as lm-edit editors prints it
     hook_kinds: ClassVar[Mapping[str, type[HookKind]]] = {"my_hooks": MyHooks}
     contract_settings: ClassVar[Mapping[str, Any]] = {"layers": [1], "num_steps": 12, "lr": 0.3}
 
