@@ -239,8 +239,11 @@ def test_every_run_is_that_of_a_file() -> None:
     assert {key for runs in RUNS.values() for run in runs.values() for key in run} == {"articles", "dtype"}
 
 
+OF_OURS = (DEMO, "smollm2-135m")  # models whose settings no release has
+
+
 def test_every_file_is_checked() -> None:
-    files = {(path.parent.name, path.stem) for path in CONFIGS.glob("*/*.yaml") if path.stem != DEMO}
+    files = {(path.parent.name, path.stem) for path in CONFIGS.glob("*/*.yaml") if path.stem not in OF_OURS}
     assert files == set(FILES)
 
 
@@ -256,6 +259,7 @@ SAME_AS: dict[str, list[tuple[str, str, list[str]]]] = {
     "alphaedit": [("memit", DEMO, ["layers", "num_steps", "lr", "weight_decay", "clamp_factor"])],
     "evk_edit": [("alphaedit", DEMO, ["layers", "num_steps", "lr", "weight_decay", "clamp_factor"])],
     "emmet": [("memit", DEMO, ["num_steps", "lr", "weight_decay"])],
+    "loc_ft_crispedit": [("loc_ft", DEMO, ["layers", "lr"])],
     "pmet": [
         ("memit", DEMO, ["layers", "num_steps", "weight_decay", "clamp_factor"]),
         ("pmet", "gpt-j-6b", ["lr"]),

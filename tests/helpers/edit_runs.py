@@ -28,8 +28,10 @@ def quick_settings(subject: Subject) -> dict[str, Any]:
     wanted = {"num_steps": 2, "context_templates": ["{}"], "calibration": ["He speaks English, French and Italian."]}
     known = {field.name for field in dataclasses.fields(subject.editor_class.config_class)}
     settings = {name: value for name, value in wanted.items() if name in known}
-    if "base_settings" in known:  # the bases have both settings
-        settings["base_settings"] = {**subject.settings["base_settings"], "num_steps": 2, "context_templates": ["{}"]}
+    if "base_settings" in known:
+        of_base = {field.name for field in dataclasses.fields(subject.make().base.config_class)} - known
+        few = {name: value for name, value in wanted.items() if name in of_base}
+        settings["base_settings"] = {**subject.settings["base_settings"], **few}
     return settings
 
 

@@ -17,7 +17,7 @@ from edit_hooks.contract.runner import CheckResult, run_contract
 from edit_hooks.deltas.row_adapters import PerRowAdapters
 
 DEFECTS = {
-    "restore": ("Restore", "after editing this has changed: .*weight"),
+    "restore": ("Restore", "left the model or the tokenizer changed: .*weight"),
     "interrupt": ("Interrupt", "after an interrupt in the progress callback this has changed"),
     "effect": ("Effect", "the answer to .* does not move"),
     "target": ("Target", "the targets' mean NLL goes from"),
