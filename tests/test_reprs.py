@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from edit_hooks import Delta, EditJob, EditRequest, Factor, HookEdit, Registration, load_editor
+from edit_hooks import Delta, EditJob, EditRequest, Factor, HookEdit, Registration, StreamGrowth, load_editor
 from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation
 from edit_hooks.base.artifacts.trained_artifact import ArtifactKind
 from edit_hooks.deltas.context_edit import ContextEdit
@@ -109,6 +109,7 @@ EXAMPLES: dict[str, Callable[[], object]] = {
     "edit_hooks.answers.ScoredContinuation": lambda: ScoredContinuation(
         logprob=-1.0, is_greedy=True, token_ids=tuple(range(500))
     ),
+    "edit_hooks.StreamGrowth": lambda: StreamGrowth("the texts of the facts", "with edits"),
     "edit_hooks.ContextEdit": lambda: DELTA.contexts[0],
     "lm_edit.leaderboard.Board": board,
     "lm_edit.leaderboard.Section": lambda: board().sections[0],

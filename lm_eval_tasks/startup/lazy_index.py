@@ -28,22 +28,22 @@ class LazyIndex(dict[str, Any]):
 
     def __init__(self, entries: dict[str, Any], complete: Callable[[], dict[str, Any]]) -> None:
         super().__init__(entries)
-        self._complete: Callable[[], dict[str, Any]] | None = complete
+        self.complete: Callable[[], dict[str, Any]] | None = complete
 
     def knows(self, name: object) -> bool:
         """Whether a name has an entry without those of the default folder."""
         return super().__contains__(name)
 
     def _all(self) -> dict[str, Any]:
-        if (complete := self._complete) is not None:
-            self._complete = None
+        if (complete := self.complete) is not None:
+            self.complete = None
             known = dict(super().items())  # lm-eval adds names of its own while it builds groups
             self.clear()
             self.update({**complete(), **known})
         return self
 
     def __missing__(self, name: str) -> Any:
-        if self._complete is None:
+        if self.complete is None:
             raise KeyError(name)
         return self._all()[name]
 
@@ -78,7 +78,7 @@ def make_lazy(task_manager: Any) -> Callable[[Any, Fill], None]:
     can_wait = matched is not None and not hasattr(task_manager, "__getattr__")
 
     def missing(self: Any, name: str) -> Any:
-        if name not in NAME_LISTS or (complete := vars(self).get("_complete_manager")) is None:
+        if name not in NAME_LISTS or (complete := vars(self).get("complete_manager")) is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         vars(self).update({one: vars(complete())[one] for one in NAME_LISTS})
         return vars(self)[name]
@@ -103,7 +103,7 @@ def make_lazy(task_manager: Any) -> Callable[[Any, Fill], None]:
             return whole
 
         manager._index = LazyIndex(manager._index, lambda: dict(vars(complete())["_index"]))
-        manager._complete_manager = complete
+        vars(manager)["complete_manager"] = complete
         for name in NAME_LISTS:
             delattr(manager, name)
 

@@ -14,11 +14,12 @@ from task_runs import FOLDER, build
 from lm_eval_tasks.common.task import harness
 from lm_eval_tasks.common.task.filters import NaturalStop
 from lm_eval_tasks.common.task.harness import PRIVATE_MEMBERS, filter_classes
+from lm_eval_tasks.startup.lazy_index import NAME_LISTS
 
 HARNESS = Path(harness.__file__)
 INSTANCES = {"lm_eval.api.task:ConfigurableTask": (ConfigurableTask, lambda: build("bake_es"))}
-# Members of the task manager that the start-up extensions replace.
-OF_START_UP = {"_check_duplicates"}
+# Members of the task manager that the start-up extensions read or replace.
+OF_START_UP = {"_check_duplicates", "_index"}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,8 @@ def test_other_modules_use_their_own_private_members_only(path: Path) -> None:
 
 
 def test_start_up_extends_what_lm_eval_still_has() -> None:
-    assert all(hasattr(TaskManager, member) for member in OF_START_UP)
+    manager = TaskManager(include_defaults=False)
+    assert all(hasattr(manager, member) for member in {*OF_START_UP, *NAME_LISTS})
 
 
 def private_attributes(path: Path) -> Iterator[str]:
