@@ -28,6 +28,7 @@ from edit_hooks.modeling.architectures import (
 )
 from edit_hooks.modeling.forward.lm_head import default_max_logits
 from edit_hooks.modeling.memory import bytes_per_token
+from edit_hooks.utils.text.readable import readable
 
 ROW_TOKENS, SUFFIX_TOKENS, TARGET_TOKENS = 12, 6, 2
 FLOAT32, FLOAT64 = 4, 8  # bytes
@@ -36,6 +37,7 @@ ADAM_TRAFFIC = 9  # times its size: Adam reads four and writes three, the gradie
 LOGIT_BYTES = 4 * FLOAT32  # a logit, its exponential, and their gradients
 
 
+@readable
 @dataclass(frozen=True)
 class StreamGrowth:
     """What a stream carries from step to step, and with what that grows.
