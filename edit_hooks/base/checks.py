@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from edit_hooks.base.footprint import StreamGrowth
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.modeling.adapter_layers import require_additive, require_trainable
 from edit_hooks.modeling.architectures import text_config
@@ -108,11 +109,13 @@ def require_editable(
             )
 
 
-def require_deltas(computed: object, editor: str, num_groups: int, writes: Collection[str]) -> list[Delta]:
+def require_deltas(
+    computed: object, editor: str, num_groups: int, writes: Collection[str], growth: StreamGrowth | None
+) -> list[Delta]:
     """Refuse anything but one delta per group of requests: an editor of another package may return anything.
 
     Args:
-        writes: what the editor declares to change.
+        writes: what the editor declares to change. growth: what it states that a stream carries.
     """
     if not (isinstance(computed, (list, tuple)) and all(isinstance(delta, Delta) for delta in computed)):
         raise EditingError(
@@ -129,6 +132,12 @@ def require_deltas(computed: object, editor: str, num_groups: int, writes: Colle
             raise EditingError(
                 f"editor {editor!r}: a delta changes {' and '.join(undeclared)}, and 'writes' of the class is "
                 f"{tuple(writes)}; declare all that its edits change, by which runs and tables treat them."
+            )
+        if delta.stream_state and growth is not None and not growth.is_read:
+            raise EditingError(
+                f"editor {editor!r}: a delta has a stream_state, and 'stream_growth' of the class, which may be that "
+                "of its base, states that no later edit reads it: a stream would lose it. State what a stream carries "
+                "(edit_hooks.StreamGrowth), or None."
             )
         for key, value in delta.diagnostics.items():
             _require_json(key, value, editor)

@@ -26,7 +26,13 @@ from edit_hooks.modeling.adapter_layers import has_adapter_layers
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.fingerprint.guard import unchanged
 from edit_hooks.modeling.grad_mode import gradients
-from edit_hooks.modeling.weights import check_weights, has_quantized_weights, keep_layout, refuse_compiled
+from edit_hooks.modeling.weights import (
+    check_weights,
+    has_quantized_weights,
+    keep_layout,
+    refuse_compiled,
+    refuse_offloaded,
+)
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError, UnusableRequestError, refuse
 from edit_hooks.utils.logs import get_logger
@@ -154,14 +160,15 @@ class Editor(ConfiguredEditor[ConfigT]):
         """Refuse models whose weights this editor cannot edit; computes nothing but the self-check of an unknown one.
 
         Raises:
-            EditingError: maps that fail the self-check, a compiled model, quantized weights of an unsupported kind
-                anywhere in it, or of a supported kind in a module that this editor cannot edit quantized, and modules
-                inside an adapter that its updates do not fit.
+            EditingError: maps that fail the self-check, a compiled model, offloaded weights, quantized weights of an
+                unsupported kind anywhere in it, or of a supported kind in a module that this editor cannot edit
+                quantized, and modules inside an adapter that its updates do not fit.
         """
         refuse_compiled(model)
         inner = unwrapped(model)
         if self.writes == ("context",):
             return
+        refuse_offloaded(inner)
         check_weights(inner)
         keep_layout(inner)
         if require_support(inner).unusable:
@@ -221,7 +228,8 @@ class Editor(ConfiguredEditor[ConfigT]):
             steps = [placed(inner, delta, updates=self.reads_past_updates) for delta in history]
             job = EditJob(inner, tokenizer, config, list(requests), joint, steps, report)
             with self._guarded(inner, tokenizer):
-                deltas = require_deltas(self.compute(job), self.name, len(job.groups), self.writes)
+                computed = self.compute(job)
+            deltas = require_deltas(computed, self.name, len(job.groups), self.writes, self.stream_growth)
         settings = config.to_dict()
         for group, delta in zip(job.groups, deltas, strict=True):
             requests_of_delta = [request.to_dict() for request in group]
@@ -241,9 +249,10 @@ class Editor(ConfiguredEditor[ConfigT]):
         if not self._foreign_classes:
             yield
             return
-        with unchanged(self.name, model, tokenizer, whole=model not in self._guarded_models):
+        whole = model not in self._guarded_models
+        self._guarded_models.add(model)  # whole once, also if compute raises: it reads all weights twice
+        with unchanged(self.name, model, tokenizer, whole=whole):
             yield
-        self._guarded_models.add(model)  # whole once: it reads all weights twice
 
     def _measure(
         self,

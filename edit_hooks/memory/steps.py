@@ -136,8 +136,12 @@ class NumberedRows:
         Args:
             numbers: the tensor of the rows' numbers. columns: the other tensors, with an entry per row.
             removed: the setting with the numbers that a step removes.
+
+        Raises:
+            EditingError: for steps whose rows have different shapes.
         """
         names = [numbers, *columns]
+        _require_same_shapes(steps, names)
         gone = [step.settings[removed] if removed else [] for step in steps]
         if _only_adds(steps, numbers, gone):
             first, second = steps
@@ -173,6 +177,17 @@ class NumberedRows:
         """The entries of a setting that has one for every row."""
         entries = [entry for step in self._steps for entry in step.settings[setting]]
         return entries if self._kept_N is None else [entries[position] for position in self._kept_N.tolist()]
+
+
+def _require_same_shapes(steps: Sequence[HookEdit], names: Sequence[str]) -> None:
+    """Refuse steps that were made with different settings, as two ranks of adapters."""
+    for name in names:
+        shapes = {tuple(step.tensors[name].shape[1:]) for step in steps}
+        if len(shapes) > 1:
+            raise EditingError(
+                f"steps of one {steps[0].kind} have rows of different shapes in {name}: "
+                f"{' and '.join(map(str, sorted(shapes)))}; a stream has one model and one configuration throughout."
+            )
 
 
 def _only_adds(steps: Sequence[HookEdit], numbers: str, gone: Sequence[Sequence[int]]) -> bool:

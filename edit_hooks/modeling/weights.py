@@ -293,6 +293,21 @@ def refuse_compiled(model: nn.Module) -> None:
             )
 
 
+def refuse_offloaded(model: nn.Module) -> None:
+    """Refuse models with offloaded weights: edits need them in place.
+
+    Raises:
+        EditingError: a weight is on the meta device.
+    """
+    offloaded = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if offloaded:
+        raise EditingError(
+            f"{len(offloaded)} weights do not fit the devices and were offloaded ({offloaded[0]}, ...), but edits need "
+            "them in place. Allow more memory (max_memory_per_gpu=, without a GPU max_cpu_memory=), use more devices "
+            "or a smaller dtype, or drop parallelize=True."
+        )
+
+
 def keep_layout(model: nn.Module) -> None:
     """Keep bitsandbytes from repacking 4-bit weights at the first forward pass on a CPU with AVX512-BF16.
 

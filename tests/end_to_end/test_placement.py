@@ -1,12 +1,14 @@
 """Where the weights are does not change the answers; weights that are nowhere are refused."""
 
 import pytest
+from accelerate import cpu_offload
 from lm_eval.api.instance import Instance
 from state import assert_same_state
 
 from edit_hooks import EditingError
 from edit_hooks.contract.state import snapshot
-from edit_hooks.contract.tiny_models import REQUESTS, save_tiny
+from edit_hooks.contract.subject import EDIT_REQUESTS, Subject
+from edit_hooks.contract.tiny_models import REQUESTS, build_model, save_tiny
 from edit_hooks.lm.model import EditedHFLM
 
 
@@ -52,3 +54,10 @@ def test_placed_weights_answer_the_same(model_path, tmp_path, placement, answer)
 def test_offloaded_weights_are_refused(model_path, tmp_path):
     with pytest.raises(EditingError, match="were offloaded"):
         answers(model_path, tmp_path, parallelize=True, max_cpu_memory="90KiB")
+
+
+@pytest.mark.parametrize("editor", ["grace", "rome"])
+def test_a_model_that_accelerate_offloaded_is_refused(editor):
+    subject = Subject(editor, "llama")
+    with pytest.raises(EditingError, match="weights do not fit the devices and were offloaded"):
+        subject.make().edit(cpu_offload(build_model("llama")), subject.tokenizer, EDIT_REQUESTS[:1])

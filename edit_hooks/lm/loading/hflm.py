@@ -28,7 +28,7 @@ from edit_hooks.lm.options.quantization import take_quantization
 from edit_hooks.modeling.adapter_layers import has_adapter_layers
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.forward.positions import Room, has_position_table, num_positions
-from edit_hooks.modeling.weights import keep_layout, refuse_compiled
+from edit_hooks.modeling.weights import keep_layout, refuse_compiled, refuse_offloaded
 from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.logs import get_logger
 
@@ -199,7 +199,7 @@ class LateLoadingHFLM(HFLM):
         # Quantized weights are placed while they are quantized.
         if not hasattr(inner, "hf_device_map") and kwargs.get("quantization_config") is None:
             inner.to(self.device)
-        _refuse_offloaded(inner)
+        refuse_offloaded(inner)
         self.check_loaded(inner)
 
     @property
@@ -298,14 +298,3 @@ class _NotLoaded:
 
     def to(self, *_args: object, **_kwargs: object) -> _NotLoaded:
         return self
-
-
-def _refuse_offloaded(model: nn.Module) -> None:
-    """Refuse offloaded weights: edits need them in place."""
-    offloaded = [name for name, parameter in model.named_parameters() if parameter.is_meta]
-    if offloaded:
-        raise EditingError(
-            f"{len(offloaded)} weights do not fit the devices and were offloaded ({offloaded[0]}, ...), but edits need "
-            "them in place. Allow more memory (max_memory_per_gpu=, without a GPU max_cpu_memory=), use more devices "
-            "or a smaller dtype, or drop parallelize=True."
-        )

@@ -34,7 +34,7 @@ def unchanged(
     """Refuse a body that changes the model or the tokenizer, whether it returns or raises.
 
     Later edits and answers would be those of another model. Attributes and buffers that transformers sets while a model
-    runs are not compared.
+    runs, as the tables of rotary embeddings, are not compared.
 
     Args:
         editor: name for the message.
@@ -87,7 +87,8 @@ def _compare(editor: str, before: dict[str, Any], after: dict[str, Any], cause: 
 def _state(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, whole: bool) -> dict[str, Any]:
     state: dict[str, Any] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        state[f"the parameter {name}"] = id(parameter)
+        # accelerate puts another one in the place of an offloaded parameter with every pass
+        state[f"the parameter {name}"] = None if parameter.is_meta else id(parameter)
         state[f"requires_grad of {name}"] = parameter.requires_grad
         state[f"the gradient of {name}"] = id(parameter.grad) if parameter.grad is not None else None
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -96,9 +97,11 @@ def _state(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, whole: bo
     for name, module in model.named_modules():
         where = name or "the model"
         state[f"training mode of {where}"] = module.training
+        state[f"the code of {where}"] = (type(module), id(vars(module).get("forward")))
         for hooks in HOOK_DICTIONARIES:
             state[f"{hooks} of {where}"] = tuple(getattr(module, hooks, ()))
     state["the configuration"] = model.config.to_dict()
+    state["the attention implementation"] = model.config._attn_implementation  # which to_dict leaves out
     if model.generation_config is not None:
         state["the generation configuration"] = model.generation_config.to_dict()
     return state | {f"the tokenizer's {key}": value for key, value in tokenizer_state(tokenizer).items()}

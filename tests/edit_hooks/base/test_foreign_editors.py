@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import cpu_offload
 
 from edit_hooks import Delta, EditingError, EditJob, Editor, EditorConfig, EditRequest, architecture_of, config_field
+from edit_hooks.base.footprint import NOTHING_CARRIED, StreamGrowth
 from edit_hooks.base.registry import editor_class
 from edit_hooks.contract.tiny_models import EDIT_LAYER, build_model, build_tokenizer
 from edit_hooks.modeling.fingerprint import guard
@@ -56,6 +58,16 @@ def swap(job: Any) -> None:
     job.model.transformer.h[1].mlp.c_proj.weight = torch.nn.Parameter(weight(job).detach().clone())
 
 
+def patch_forward(job: Any) -> None:
+    module = job.model.transformer.h[1].mlp.c_proj
+    module.forward = lambda x: torch.zeros_like(x)
+
+
+def swap_class(job: Any) -> None:
+    module = job.model.transformer.h[1].mlp.c_proj
+    module.__class__ = type("Edited", (type(module),), {})
+
+
 def write_and_raise(job: Any) -> None:
     weight(job).data.add_(1)
     raise EditingError("the matrix is singular")
@@ -71,6 +83,9 @@ FAULTS: dict[str, tuple[Callable[[Any], object], str]] = {
     "a frozen weight": (lambda job: weight(job).requires_grad_(False), "requires_grad of transformer.h.1.mlp.c_proj"),
     "the configuration": (lambda job: setattr(job.model.config, "use_cache", False), "the configuration"),
     "the padding side": (lambda job: setattr(job.tokenizer, "padding_side", "middle"), "the tokenizer's padding side"),
+    "a forward in the place of the module's": (patch_forward, "the code of transformer.h.1.mlp.c_proj"),
+    "another class": (swap_class, "the code of transformer.h.1.mlp.c_proj"),
+    "the attention": (lambda job: job.model.set_attn_implementation("eager"), "the attention implementation"),
     "a write, then an error": (write_and_raise, "values of transformer.h.1.mlp.c_proj.weight"),
 }
 
@@ -87,6 +102,46 @@ def test_an_editor_that_leaves_the_model_changed_ends_the_run(fault: str) -> Non
 def test_later_calls_compare_a_sample_of_every_tensor() -> None:
     with pytest.raises(ModelChangedError, match="values of transformer"):
         edit_with(lambda job: weight(job).data.add_(1), calls=2)
+
+
+def test_all_weights_are_read_once_also_for_edits_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run with unusable requests goes on after each, and reading the weights of a large model takes a minute."""
+    whole: list[bool] = []
+    state = guard._state
+    monkeypatch.setattr(guard, "_state", lambda *arguments: whole.append(arguments[-1]) or state(*arguments))
+
+    def fail(job: Any) -> None:
+        raise EditingError("the matrix is singular")
+
+    editor, model, tokenizer = Foreign({"layers": [EDIT_LAYER]}), build_model("gpt2"), build_tokenizer("byte_bpe")
+    editor.fault = fail
+    for _ in range(2):
+        with pytest.raises(EditingError, match="singular"):
+            editor.edit(model, tokenizer, [REQUEST], measure=False)
+    assert whole == [True, True, False, False]
+
+
+def test_a_pass_of_an_offloaded_model_is_no_change() -> None:
+    """Editors of the prompt can use one, in which every pass puts other parameters into their places."""
+    editor = type("Prompting", (Foreign,), {"name": "prompting", "writes": ("context",)})()
+    editor.compute = lambda job: [job.model(torch.tensor([[3, 4]])), [Delta()]][1]
+    model = cpu_offload(build_model("gpt2"))
+    assert len(editor.edit(model, build_tokenizer("byte_bpe"), [REQUEST])) == 1
+
+
+def test_a_state_that_a_stream_would_lose_is_refused() -> None:
+    """A class inherits what its base states."""
+    state = {"count": torch.ones(())}
+    for growth, is_refused in ((NOTHING_CARRIED, True), (None, False), (StreamGrowth("a count", "no"), False)):
+        editor = type("Carrying", (Foreign,), {"name": "carrying", "stream_growth": growth})({"layers": [EDIT_LAYER]})
+        editor.compute = lambda job: [Delta(stream_state=dict(state)) for _ in job.groups]
+        arguments = (build_model("gpt2"), build_tokenizer("byte_bpe"), [REQUEST])
+        if is_refused:
+            with pytest.raises(EditingError, match="has a stream_state, and 'stream_growth' of the class"):
+                editor.edit(*arguments, measure=False)
+        else:
+            (delta,) = editor.edit(*arguments, measure=False)
+            assert editor.condensed(arguments[0], [delta])[0].stream_state == state
 
 
 def test_codes_and_scales_of_a_quantized_weight_are_sampled() -> None:

@@ -6,6 +6,7 @@ import gc
 import weakref
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from edit_hooks.deltas import hook_edit as hook_edit_module
 from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.memory.codebook import CodebookHooks
 from edit_hooks.memory.residual_table import REMOVED, ResidualTableHooks
+from edit_hooks.utils.errors import EditingError
 
 # Steps: the entries that one adds or changes, and those that it removes.
 STEPS = st.lists(st.tuples(st.sets(st.integers(0, 5), max_size=3), st.sets(st.integers(0, 5), max_size=2)), min_size=1)
@@ -100,3 +102,11 @@ def test_sums_that_go_on_from_one_have_rows_of_their_own() -> None:
     assert second.tensors["keys"].flatten().tolist() == [0.0, 101.0, 203.0]
     assert before.tensors["keys"].flatten().tolist() == [0.0, 101.0]
     assert first.tensors["keys"].data_ptr() == before.tensors["keys"].data_ptr()
+
+
+def test_steps_of_other_shapes_are_no_stream() -> None:
+    wide = codebook(1, {1})
+    wide.tensors["keys"] = torch.ones(1, 2)
+    for first in (codebook(0, {0}), CodebookHooks.combine([codebook(0, {0}), codebook(1, {2})])):
+        with pytest.raises(EditingError, match=r"different shapes in keys: \(1,\) and \(2,\); a stream has one model"):
+            CodebookHooks.combine([first, wide])
