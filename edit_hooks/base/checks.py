@@ -150,7 +150,7 @@ def _require_json(key: object, value: object, editor: str) -> None:
         json.dumps(value)
     except (TypeError, ValueError) as error:
         raise EditingError(
-            f"editor {editor!r}: the entry {key!r} of a delta's diagnostics is no JSON ({error}); use numbers, text, "
+            f"editor {editor!r}: the entry {key!r} of a delta's diagnostics is not JSON ({error}); use numbers, text, "
             "lists and mappings of these, as in float(loss), and intermediates for tensors."
         ) from None
 

@@ -150,13 +150,13 @@ def _faults(editor: type[Editor[Any]]) -> Iterator[str]:
         yield f"'config_class' of {where} is {config!r}; a subclass of edit_hooks.EditorConfig is needed"
     elif lost := _lost_settings(config):
         yield (
-            f"{', '.join(lost)} of {config.__qualname__} are no settings; put @dataclass(kw_only=True) before "
+            f"{', '.join(lost)} of {config.__qualname__} are not settings; put @dataclass(kw_only=True) before "
             f"class {config.__qualname__}"
         )
 
 
 def _lost_settings(config: type[Any]) -> list[str]:
-    """Annotated names that are no fields, because their class is not a dataclass of its own."""
+    """Annotated names that are not fields, because their class is not a dataclass of its own."""
     fields = {field.name for field in dataclasses.fields(config)}
     declared = [name for cls in config.__mro__ for name in _settings_of(cls)]
     return [name for name in dict.fromkeys(declared) if name not in fields]

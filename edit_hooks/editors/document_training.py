@@ -25,6 +25,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from edit_hooks.base.checks import position_limit
 from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.footprint import Footprint, kept_activations
 from edit_hooks.base.job import EditJob
@@ -33,7 +34,7 @@ from edit_hooks.editors.bird import check_phrases, phrase_table, phrases_of
 from edit_hooks.editors.ft_m import FineTuningEditor, FTConfig, train_rows
 from edit_hooks.gradient.gated.training import TRAINED_PROMPTS
 from edit_hooks.gradient.labeled_rows import LabeledRow
-from edit_hooks.modeling.architectures import num_layers
+from edit_hooks.modeling.architectures import num_layers, unwrapped
 from edit_hooks.modeling.forward.sampling import sample_documents
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.tokens import encode, require_eos
@@ -132,6 +133,16 @@ class DocumentTraining(FineTuningEditor[DocumentTrainingConfig]):
     contract_exemptions: ClassVar[Mapping[str, str]] = {
         "context": "it is trained on documents, which do not stand in the context of a question"
     }
+
+    def default_config(self, model: nn.Module) -> DocumentTrainingConfig:
+        config = super().default_config(model)
+        limit = position_limit(unwrapped(model).config)
+        if config.unrelated_texts and limit is not None and config.unrelated_tokens > limit:
+            raise EditingError(
+                f"'unrelated_tokens' is {config.unrelated_tokens}, and the model has {limit} positions; give at most "
+                f"{limit}."
+            )
+        return config
 
     def default_layers(self, model_config: PretrainedConfig) -> list[int]:
         return list(range(num_layers(model_config)))

@@ -35,6 +35,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from edit_hooks.base.checks import position_limit
 from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.job import EditJob
 from edit_hooks.deltas.delta import Delta
@@ -212,7 +213,8 @@ def entity_directions(
 ) -> dict[int, torch.Tensor]:
     """The directions U_m that the keys of entities share, by layer, [f, m], float64 on the CPU.
 
-    Every name is read alone, at its last token. The first token of a sequence, whose key all texts share, is none.
+    Every name is read alone, at its last token. A name of one token at the start of a sequence is left out: all texts
+    share the key there.
     """
     layers = config.edited_layers
     names = entity_names(config.entities)
@@ -221,6 +223,12 @@ def entity_directions(
         raise EditingError(
             "no name in 'entities' has a token behind the first one of the sequence, whose key all texts share; give "
             "longer names."
+        )
+    limit, longest = position_limit(model.config), max(len(row.ids) for row in rows)
+    if limit is not None and longest > limit:
+        raise EditingError(
+            f"a name in 'entities' takes {longest} tokens, and the model has {limit} positions; give names, one per "
+            "line of a file."
         )
     keys = read_rows(model, rows, layers, layers[-1]).keys_RF
     return {layer: leading_vectors(keys[layer], config.entity_energy)[1].cpu() for layer in layers}

@@ -99,7 +99,7 @@ _rows_of: weakref.WeakKeyDictionary[HookEdit, dict[str, Rows]] = weakref.WeakKey
 
 
 def rows_of(edit: HookEdit, name: str) -> Rows:
-    """The rows of one tensor; a copy if the edit is no sum."""
+    """The rows of one tensor; a copy if the edit is not a sum."""
     return _rows_of.get(edit, {}).get(name) or Rows.of([edit.tensors[name]])
 
 

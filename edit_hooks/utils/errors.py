@@ -47,7 +47,7 @@ class UnusableRequestError(EditingError):
 class ModelChangedError(RuntimeError):
     """An editor left the model changed, so nothing after it in this process can be trusted.
 
-    No :class:`EditingError`: a run continues after one with the edits of other cases.
+    It is not an :class:`EditingError`, after which a run goes on with the edits of other cases.
     """
 
 

@@ -245,3 +245,10 @@ def test_a_file_without_names_is_refused(tmp_path, wide_model):
         load_editor("suit", settings_of(entities=str(file))).edit(model, tokenizer, [REQUEST], measure=False)
     with pytest.raises(EditingError, match="file of entities"):
         load_editor("suit", settings_of(entities=str(tmp_path / "none.txt"))).edit(model, tokenizer, [REQUEST])
+
+
+def test_a_name_beyond_the_positions_of_a_model_is_refused(wide_model):
+    model, tokenizer = wide_model
+    name = "Port Amelin " * model.config.max_position_embeddings
+    with pytest.raises(EditingError, match=r"a name in 'entities' takes \d+ tokens, and the model has \d+ positions"):
+        load_editor("suit", settings_of(entities=[*NAMES, name])).edit(model, tokenizer, [REQUEST], measure=False)

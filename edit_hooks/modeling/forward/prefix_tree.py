@@ -1,11 +1,12 @@
 """Rows that begin alike as one row: the nodes of their prefix tree, under a mask of ancestors.
 
 A node is a token behind the same tokens in every row that has it. It attends to its ancestors and itself, at the
-position that is its depth, so causal attention gives it the states that it has in each of its rows. Other than a prefix
+position that is its depth, so causal attention gives it the states that it has in each of its rows. Unlike a prefix
 cache, the tree is one pass, through which gradients reach shared tokens, and every branching is shared.
 
 Not every model takes such a mask: some compute positions, biases or windows from a mask of tokens. So each model is
-tried once on a small tree (:func:`takes_trees`), and rows beyond a sliding window or an attention chunk are no tree.
+tried once on a small tree (:func:`takes_trees`), and rows beyond a sliding window or an attention chunk form
+no tree.
 
 Shapes: R trees, N nodes.
 """

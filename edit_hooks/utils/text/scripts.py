@@ -145,7 +145,7 @@ def _occurs(words: str, text: str, spelled: Callable[[str], str]) -> bool:
 def invisible_characters(text: str) -> list[str]:
     """The control and format characters of a text, as ``U+200B ZERO WIDTH SPACE``, each once.
 
-    Line breaks, tabs, and the joiners of emoji and of Indic and Persian words are none.
+    Line breaks, tabs, and the joiners of emoji and of Indic and Persian words are left out.
     """
     found = dict.fromkeys(
         character

@@ -176,7 +176,7 @@ def test_diagnostics_that_no_file_holds_are_named_before_the_edit_is_used() -> N
         def compute(self, job: EditJob[EditorConfig]) -> list[Delta]:
             return [Delta(diagnostics={"final_loss": torch.zeros(())}) for _ in job.groups]
 
-    with pytest.raises(EditingError, match=r"entry 'final_loss' of a delta's diagnostics is no JSON .*float\(loss\)"):
+    with pytest.raises(EditingError, match=r"entry 'final_loss' of a delta's diagnostics is not JSON .*float\(loss\)"):
         Tensors().edit(build_model("gpt2"), build_tokenizer("byte_bpe"), [REQUEST], measure=False)
 
 
@@ -242,8 +242,8 @@ DECLARATIONS = {
     "HasAPath": r"'../mine'; letters, digits",
     "WritesText": "'writes' of .* is 'weights'; a tuple with some of weights, hooks, context",
     "WritesNothingKnown": r"'writes' of .* is \('weight',\)",
-    "LosesSettings": r"lr of Undecorated are no settings; put @dataclass\(kw_only=True\) before class Undecorated",
-    "LosesSettingsOfABase": "lr of Decorated are no settings",
+    "LosesSettings": r"lr of Undecorated are not settings; put @dataclass\(kw_only=True\) before class Undecorated",
+    "LosesSettingsOfABase": "lr of Decorated are not settings",
     "HasNoCompute": "does not define compute",
     "HasNoConfig": "a subclass of edit_hooks.EditorConfig is needed",
 }

@@ -104,3 +104,13 @@ def test_many_facts_are_listed_in_the_metadata_alone(monkeypatch: pytest.MonkeyP
     editor = load_editor("document_training", SETTINGS)
     (delta,) = editor.edit(subject.model, subject.tokenizer, [CAPITAL, other], joint=True)
     assert TRAINED_PROMPTS not in delta.diagnostics and len(delta.meta[TRAINED_PROMPTS]) == 2
+
+
+def test_texts_beyond_the_positions_of_a_model_are_refused() -> None:
+    subject = Subject("document_training", "gpt2")
+    limit = subject.model.config.max_position_embeddings
+    given = {**SETTINGS, "unrelated_texts": 1, "unrelated_tokens": limit + 1}
+    with pytest.raises(EditingError, match=rf"'unrelated_tokens' is {limit + 1}, and the model has {limit} positions"):
+        load_editor("document_training", given).edit(subject.model, subject.tokenizer, [CAPITAL])
+    for allowed in ({"unrelated_tokens": limit}, {"unrelated_texts": 0}):
+        load_editor("document_training", {**given, **allowed}).default_config(subject.model)
