@@ -42,7 +42,7 @@ def run_of(args: Any, editor: str) -> tuple[Any, ...]:
 def test_the_kept_runs_are_runs_of_their_plan(folder: Any) -> None:
     plan = load_plan(find_plan("end_token"))
     if folder == FIELD:
-        plan = with_num_edits(with_model(load_plan(find_plan("field_3k")), "demo"), 8)
+        plan = with_num_edits(with_model(load_plan(find_plan("field_3k")), "demo"), 200)
     settings: dict[tuple[Any, ...], list[Any]] = {}
     for run in check_plan(plan).runs:
         given = run.model_args.get("editor_args", {})
