@@ -27,7 +27,7 @@ ENTRY_POINTS = "lm_eval_editing.editors"
 
 HOOKS, CONTEXT = ("hooks",), ("context",)
 WRITES = ("weights", *HOOKS, *CONTEXT)  # all parts that edits change
-NAME = re.compile(r"[\w.-]+", re.ASCII)  # of an editor: part of tables, file names and commands
+NAME = re.compile(r"\w[\w.-]*", re.ASCII)  # of an editor: part of tables, file names and commands
 
 
 class EditorRow(NamedTuple):
@@ -135,16 +135,22 @@ def editor_class(name: str) -> type[Editor[Any]]:
 def _faults(editor: type[Editor[Any]]) -> Iterator[str]:
     """Yield what is wrong with the declarations of a class, which Python accepts."""
     from edit_hooks.base.config import EditorConfig
+    from edit_hooks.base.footprint import StreamGrowth
 
     where = f"{editor.__module__}:{editor.__qualname__}"
     if inspect.isabstract(editor):
         yield f"the class {where} does not define {', '.join(sorted(editor.__abstractmethods__))}"
     if not isinstance(editor.name, str) or not NAME.fullmatch(editor.name):
-        yield f"the name of {where} is {editor.name!r}; letters, digits, '_', '-' and '.' are accepted"
+        yield (
+            f"the name of {where} is {editor.name!r}; letters, digits, '_' and, behind the first, '-' and '.' are "
+            "accepted"
+        )
     elif editor.name in EDITORS and not is_own(editor):
         yield f"the name of {where} is {editor.name!r}, which is a built-in editor; results could not tell them apart"
     if not isinstance(editor.writes, tuple) or not editor.writes or not set(editor.writes) <= set(WRITES):
         yield f"'writes' of {where} is {editor.writes!r}; a tuple with some of {', '.join(WRITES)} is needed"
+    if not isinstance(editor.stream_growth, StreamGrowth | None):
+        yield f"'stream_growth' of {where} is {editor.stream_growth!r}; an edit_hooks.StreamGrowth or None is needed"
     config = editor.config_class
     if not (isinstance(config, type) and issubclass(config, EditorConfig)):
         yield f"'config_class' of {where} is {config!r}; a subclass of edit_hooks.EditorConfig is needed"

@@ -283,6 +283,8 @@ class AdapterDatabaseHooks(HookKind):
             REMOVED_CLUSTERS: clusters.removed,
             REMOVED_POINTS: points.removed,
         }
+        if not settings[NUM_BEFORE]:
+            _require_each_other(points.rows["point_cluster"].content, clusters.numbers_N)
         rows = clusters.rows | points.rows | adapters.rows_with(points.rows["point_block"].content)
         return sum_of_rows(steps[0].kind, rows, settings)
 
@@ -345,6 +347,15 @@ class AdapterDatabaseHooks(HookKind):
             return result
 
         return hook
+
+
+def _require_each_other(cluster_P: torch.Tensor, number_C: torch.Tensor) -> None:
+    """Refuse a whole database in which a look-up would find nothing: its steps come from files, each checked alone."""
+    if not (torch.isin(cluster_P, number_C).all() and torch.isin(number_C, cluster_P).all()):
+        raise EditingError(
+            "the steps of an adapter database leave a cluster without a point or a point without a cluster; load all "
+            "steps of one stream, in their order."
+        )
 
 
 @torch.no_grad()

@@ -207,6 +207,15 @@ class HasAPath(Foreign):
     name = "../mine"
 
 
+class IsAFolder(Foreign):
+    name = ".."
+
+
+class GrowsInWords(Foreign):
+    name = "grows_in_words"
+    stream_growth = "with edits"
+
+
 class WritesText(Foreign):
     name = "writes_text"
     writes = "weights"
@@ -240,6 +249,8 @@ class HasNoConfig(Foreign):
 DECLARATIONS = {
     "TakesAName": "is 'rome', which is a built-in editor",
     "HasAPath": r"'../mine'; letters, digits",
+    "IsAFolder": r"'\.\.'; letters, digits",
+    "GrowsInWords": r"'stream_growth' of .* is 'with edits'; an edit_hooks\.StreamGrowth or None",
     "WritesText": "'writes' of .* is 'weights'; a tuple with some of weights, hooks, context",
     "WritesNothingKnown": r"'writes' of .* is \('weight',\)",
     "LosesSettings": r"lr of Undecorated are not settings; put @dataclass\(kw_only=True\) before class Undecorated",

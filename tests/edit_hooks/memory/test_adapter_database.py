@@ -127,3 +127,14 @@ def test_adapters_of_another_width_are_refused(tiny_model):
         change = point._replace(clusters=[point.clusters[0]._replace(center_Q=center)])
         with pytest.raises(EditingError, match=message):
             step(model, 0, change, wrong).check(model)
+
+
+@pytest.mark.parametrize("removed", ["removed_points", "removed_clusters"])
+def test_steps_that_fit_alone_and_not_together_are_refused(removed, tiny_model):
+    """Each passes the checks of its file; a question near a cluster without a point would end in an IndexError."""
+    first, second = stream(tiny_model("llama"), IDS[:2])
+    second.settings[removed] = [0]
+    first.check_content()
+    second.check_content()
+    with pytest.raises(EditingError, match="a cluster without a point or a point without a cluster"):
+        HookEdit.combine([first, second])
