@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import subprocess
 from types import ModuleType
 from typing import Any
 
@@ -129,10 +130,33 @@ def _compare_with_unedited(evaluator: ModuleType) -> None:
     vars(evaluator)["evaluate"] = evaluate
 
 
+def _ask_git_quietly(evaluator: ModuleType) -> None:
+    """Let lm-eval look for the commit of the working folder without the error that git prints outside of a clone."""
+    original = getattr(evaluator, "get_git_commit_hash", None)
+    if original is None or getattr(original, "_lm_eval_editing", False):
+        return
+
+    @functools.wraps(original)
+    def get_git_commit_hash() -> Any:
+        try:
+            asked = subprocess.run(["git", "rev-parse"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        except OSError:  # without git lm-eval reads the files itself
+            return original()
+        if asked.returncode == 0:
+            return original()
+        from lm_eval.loggers.utils import get_commit_from_path
+
+        return get_commit_from_path(os.getcwd())  # as lm-eval does after git's error
+
+    vars(get_git_commit_hash)["_lm_eval_editing"] = True
+    vars(evaluator)["get_git_commit_hash"] = get_git_commit_hash
+
+
 def extend_evaluator(evaluator: ModuleType) -> None:
-    """Extend ``simple_evaluate`` and ``evaluate``."""
+    """Extend ``simple_evaluate`` and ``evaluate``, and the look for a commit."""
     _add_anomalies(evaluator)
     _compare_with_unedited(evaluator)
+    _ask_git_quietly(evaluator)
 
 
 def warnings_note(results: Any) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 Fill: TypeAlias = Callable[[Any, bool], None]  # lm-eval's constructor: a manager, with the default folder or without
@@ -36,10 +36,11 @@ class LazyIndex(dict[str, Any]):
 
     def _all(self) -> dict[str, Any]:
         if (complete := self.complete) is not None:
+            entries = complete()  # after Ctrl-C the next look begins again
             self.complete = None
             known = dict(super().items())  # lm-eval adds names of its own while it builds groups
             self.clear()
-            self.update({**complete(), **known})
+            self.update({**entries, **known})
         return self
 
     def __missing__(self, name: str) -> Any:
@@ -53,20 +54,24 @@ class LazyIndex(dict[str, Any]):
     def get(self, name: str, default: Any = None) -> Any:
         return dict.get(self if self.knows(name) else self._all(), name, default)
 
-    def __iter__(self) -> Iterator[str]:
-        return dict.__iter__(self._all())
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self.items()),)
 
-    def __len__(self) -> int:
-        return dict.__len__(self._all())
 
-    def keys(self) -> Any:
-        return dict.keys(self._all())
+def _of_all(name: str) -> Callable[..., Any]:
+    method: Callable[..., Any] = getattr(dict, name)
 
-    def values(self) -> Any:
-        return dict.values(self._all())
+    @functools.wraps(method)
+    def complete_first(self: LazyIndex, *args: Any) -> Any:
+        return method(self._all(), *args)
 
-    def items(self) -> Any:
-        return dict.items(self._all())
+    return complete_first
+
+
+for _name in ("__iter__", "__len__", "__eq__", "__or__", "__ror__", "__reversed__", "__repr__"):
+    setattr(LazyIndex, _name, _of_all(_name))
+for _name in ("keys", "values", "items", "copy", "setdefault", "pop", "popitem"):
+    setattr(LazyIndex, _name, _of_all(_name))
 
 
 def make_lazy(task_manager: Any) -> Callable[[Any, Fill], None]:
@@ -75,13 +80,19 @@ def make_lazy(task_manager: Any) -> Callable[[Any, Fill], None]:
     Managers of a release with other attributes are filled at once.
     """
     matched: Any = getattr(task_manager, "match_tasks", None)
-    can_wait = matched is not None and not hasattr(task_manager, "__getattr__")
+    own_methods = {"__getattr__", "__getstate__"} & vars(task_manager).keys()
+    can_wait = matched is not None and not own_methods
 
     def missing(self: Any, name: str) -> Any:
         if name not in NAME_LISTS or (complete := vars(self).get("complete_manager")) is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         vars(self).update({one: vars(complete())[one] for one in NAME_LISTS})
         return vars(self)[name]
+
+    def state(self: Any) -> dict[str, Any]:
+        """What is pickled and copied: a manager with all names, for a process that has not its folders."""
+        lists = {name: getattr(self, name) for name in NAME_LISTS}
+        return {name: value for name, value in vars(self).items() if name != "complete_manager"} | lists
 
     def match_tasks(self: Any, task_list: Sequence[str]) -> list[str]:
         index = vars(self).get("_index")
@@ -108,5 +119,5 @@ def make_lazy(task_manager: Any) -> Callable[[Any, Fill], None]:
             delattr(manager, name)
 
     if can_wait:
-        task_manager.__getattr__, task_manager.match_tasks = missing, match_tasks
+        task_manager.__getattr__, task_manager.match_tasks, task_manager.__getstate__ = missing, match_tasks, state
     return fill_lazily

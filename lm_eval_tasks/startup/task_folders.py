@@ -37,9 +37,11 @@ def add_task_folders(manager: ModuleType) -> None:
         if not bound.arguments["include_defaults"]:
             return original(*bound.args, **bound.kwargs)
         include_path = bound.arguments["include_path"]
-        bound.arguments["include_path"] = with_task_folders(include_path)
+        folders = with_task_folders(include_path)
+        places = [os.path.abspath(folder) for folder in folders]  # the working folder can be another one later
 
         def fill(manager: Any, with_defaults: bool) -> None:
+            bound.arguments["include_path"] = folders if manager is self else places
             bound.arguments["include_defaults"] = with_defaults
             original(manager, *bound.args[1:], **bound.kwargs)
             if hasattr(manager, "include_path"):

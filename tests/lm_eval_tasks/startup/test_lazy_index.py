@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,6 @@ def test_names_of_other_folders_need_no_default_ones(folders: list[Path], indexe
     assert set(manager.load(["bake_rq"])["tasks"]) == {"bake_rq"}
     assert "other" in manager.task_index and manager.task_index["other"].yaml_path == folders[1] / "other.yaml"
     assert manager.task_index.get("bake_rq") is manager.task_index["bake_rq"]
-    copy.copy(manager)
     assert indexed == [["lm_eval_tasks", "user"]]
 
 
@@ -78,6 +78,14 @@ def test_names_of_other_folders_need_no_default_ones(folders: list[Path], indexe
         lambda manager: list(manager.task_index.values()),
         lambda manager: dict(manager.task_index),
         lambda manager: "absent" in manager.task_index,
+        lambda manager: manager.task_index.copy(),
+        lambda manager: manager.task_index | {},
+        lambda manager: manager.task_index == {},
+        lambda manager: (
+            manager.task_index.setdefault("absent_default", None) or manager.task_index.pop("absent_default")
+        ),
+        lambda manager: copy.copy(manager),
+        lambda manager: pickle.dumps(manager),
     ],
 )
 def test_all_others_complete_the_index(
@@ -110,6 +118,37 @@ def test_what_is_added_to_the_index_stays_and_unknown_names_are_refused(folders:
     with pytest.raises(AttributeError, match="'TaskManager' object has no attribute 'absent'"):
         manager.absent  # noqa: B018  # the attribute is read
     assert manager.match_tasks(["absent"]) == []
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda manager: pickle.loads(pickle.dumps(manager))])
+def test_copies_and_pickled_managers_have_all_names(again: Any, folders: list[Path]) -> None:
+    """As those of lm-eval, which processes of a pool can get."""
+    manager = TaskManager(include_path=folders[1], metadata={"data": "mini"})
+    other = again(manager)
+    assert facts(other.task_index) == facts(dict(manager.task_index)) and "stock" in other.task_index
+    assert other.all_tasks == manager.all_tasks and other.metadata == manager.metadata
+    assert other.match_tasks(["*stock*"]) == ["stock", "stock_group"] and type(other.task_index.copy()) is dict
+
+
+def test_after_ctrl_c_the_next_look_begins_again(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = TaskManager()
+    with monkeypatch.context() as patch:
+        patch.setattr(TaskIndex, "build", staticmethod(interrupted))
+        with pytest.raises(KeyboardInterrupt):
+            manager.task_index["stock"]
+    assert manager.task_index["stock"].yaml_path == folders[0] / "stock.yaml" and "stock" in manager.all_tasks
+
+
+def interrupted(*_: Any, **__: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_a_relative_folder_is_that_of_its_time(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folders[1].parent)
+    manager = TaskManager(include_path="user")
+    monkeypatch.chdir(folders[0])
+    assert {"mine", "my_group", "stock"} <= set(manager.all_tasks) and manager.match_tasks(["min*"]) == ["mine"]
+    assert manager.task_index["mine"].yaml_path == Path("user/mine.yaml")
 
 
 def test_no_defaults_is_that_of_lm_eval(folders: list[Path]) -> None:
