@@ -27,7 +27,7 @@ _SEPARATING_DASHES = frozenset("\u2014\u2015\u2e3a\u2e3b")
 _IN_NUMBER = re.compile(r"(?<=\d)[\uff0c\uff0d\uff0e\uff0f\uff1a\u066b\u066c](?=\d)")
 # Deleted: vowel and reading marks that Arabic, Persian, Urdu and Hebrew texts write or leave out, and the stroke that
 # widens a word. Equal: Arabic yeh and kaf, typed in place of the Persian and Urdu ones.
-_OPTIONAL_MARKS = (*range(0x64B, 0x653), 0x670, 0x640, *range(0x591, 0x5BE), 0x5BF, 0x5C1, 0x5C2)
+_OPTIONAL_MARKS = (*range(0x64B, 0x653), 0x670, 0x640, *range(0x591, 0x5BE), 0x5BF, 0x5C1, 0x5C2, 0x5C7)
 _SEMITIC: dict[int, int | None] = {**dict.fromkeys(_OPTIONAL_MARKS), 0x64A: 0x6CC, 0x643: 0x6A9}
 _KEPT_FORMS = ("<super>", "<fraction>")  # 10 to the power of 2 is not 102
 # Korean attaches particles and the copula to a name.

@@ -97,8 +97,9 @@ def test_forms_of_one_text_are_one_text(text: str) -> None:
         ("\u0627\u0644\u0642\u0640\u0640\u0627\u0647\u0631\u0629", "\u0627\u0644\u0642\u0627\u0647\u0631\u0629"),
         ("\u0643\u0631\u0645\u0627\u0646\u064a", "\u06a9\u0631\u0645\u0627\u0646\u06cc"),
         ("\u05d7\u05b5\u05d9\u05e4\u05b8\u05d4", "\u05d7\u05d9\u05e4\u05d4"),
+        ("\u05d7\u05c7\u05db\u05b0\u05de\u05b8\u05d4", "\u05d7\u05db\u05de\u05d4"),
     ],
-    ids=["vowel marks of Arabic", "a widened word", "Arabic letters in a Persian word", "points of Hebrew"],
+    ids=["vowel marks of Arabic", "a widened word", "Arabic letters in a Persian word", "points of Hebrew", "short o"],
 )
 def test_marks_that_are_optional_in_a_script_do_not_count(written: str, plain: str) -> None:
     assert exact_match(written, plain) and exact_match(plain, written)
