@@ -172,7 +172,7 @@ class Separation:
         yield (
             "AUC: probability that a fact of the first group scores above one of the second, ties half; Newcombe's "
             f"interval over facts. {sum(one.separates for one in tested)} of {len(tested)} columns separate; by chance "
-            f"alone about {len(tested) / 20:.1g} would."
+            f"alone about {_few(len(tested) / 20)} would."
         )
         if any(one.unedited for one in self.columns):
             yield "Columns of the unedited model are last: if one separates, the groups have facts of another kind."
@@ -324,6 +324,11 @@ def _column(place: Place, first: Side, second: Side) -> SeparatingColumn:
         interval = area_interval(area, len(first.scores), len(second.scores))
     is_unedited = metric.endswith(UNEDITED) or stage == UNEDITED.strip("_")
     return SeparatingColumn(*place, first, second, area, interval, is_unedited)
+
+
+def _few(number: float) -> str:
+    """A number to one digit below 10 and whole above: ``.1g`` would write 15 as 2e+01."""
+    return f"{number:.1g}" if number < 9.5 else f"{number:.0f}"
 
 
 def _side_text(side: Side) -> str:

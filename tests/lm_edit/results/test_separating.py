@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,8 @@ def test_columns_of_two_groups(tmp_path: Path) -> None:
     assert areas == sorted(areas, reverse=True)
     assert (found.first.names, found.second.names) == (("ft_m", "lora"), ("grace",))
     assert any("4 facts are in both groups" in note for note in found.notes())
+    many = replace(found, columns=(one,) * 300)
+    assert any(note.endswith("by chance alone about 15 would.") for note in many.notes())
 
 
 def test_facts_are_matched_by_their_score_in_each_run(tmp_path: Path) -> None:
