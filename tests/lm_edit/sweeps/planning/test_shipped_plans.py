@@ -45,7 +45,7 @@ def test_a_shipped_plan_is_valid_and_names_its_source(name: str) -> None:
     assert not grid.left_out or name == "wild_figure4"  # steps above the number of edits
 
 
-@pytest.mark.parametrize("name", ["demo_editors", "end_token"])
+@pytest.mark.parametrize("name", ["demo_editors", "end_token", "reverse_locality"])
 def test_a_plan_of_all_editors_has_each_of_them_or_a_reason(name: str) -> None:
     """So a new editor is measured, or somebody says why not."""
     plan, _ = checked(name)
