@@ -192,7 +192,7 @@ def test_the_kept_runs_of_the_study_are_of_its_plan_and_the_page_quotes_them() -
         "RLS falls from {unedited[RLS]:.2f} to {two_way[RLS]:.2f} and LS from {unedited[LS]:.2f} to {two_way[LS]:.2f}",
         "With FT-M they are {ft_m[RLS]:.2f} and {ft_m[LS]:.2f}",
         "RQS {ice[RQS]:.2f}, and ES {ice[ES]:.2f}",
-        "(LS {ice[LS]:.2f}) and other reverse questions (RLS {ice[RLS]:.2f})",
+        "most neighbors (LS {ice[LS]:.2f}), and of the other reverse questions fewer than FT-M (RLS {ice[RLS]:.2f})",
         "in {two_way[RJS]:.2f} of the cases with two-way edits",
         "{ice[RJS]:.2f} with the note, and {ft_m[RJS]:.2f} with FT-M",
         "second model has LS {unedited[LS]:.2f} and RLS {unedited[RLS]:.2f}",
