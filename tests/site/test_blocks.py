@@ -74,7 +74,7 @@ def test_every_editor_has_a_page(name: str) -> None:
     title, mark, idea, equation = head.strip().split("\n\n")
     assert title == f"# {FACTS[name]['title']}" and mark == f"<!-- generated: editor-head {name} -->"
     assert equation.startswith("$$\n") and equation.endswith("\n$$")
-    assert 3 <= len(re.findall(r"[.:!](?= |$)", idea)) <= 5, "the idea in three sentences"
+    assert 3 <= len(re.findall(r"[.:!](?=\s|$)", idea)) <= 5, "the idea in three sentences"
     for part in ("Use it if\n", "Rather not if\n", "```bash\nlm_eval --model edited_hf", f'load_editor("{name}"'):
         assert part in rest
     blocks = [block for block, argument in marks_of(path) if argument == name]
