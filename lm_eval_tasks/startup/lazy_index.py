@@ -68,7 +68,7 @@ def _of_all(name: str) -> Callable[..., Any]:
     return complete_first
 
 
-for _name in ("__iter__", "__len__", "__eq__", "__or__", "__ror__", "__reversed__", "__repr__"):
+for _name in ("__iter__", "__len__", "__eq__", "__ne__", "__or__", "__ror__", "__reversed__", "__repr__"):
     setattr(LazyIndex, _name, _of_all(_name))
 for _name in ("keys", "values", "items", "copy", "setdefault", "pop", "popitem"):
     setattr(LazyIndex, _name, _of_all(_name))
@@ -90,7 +90,7 @@ def make_lazy(task_manager: Any) -> Callable[[Any, Fill], None]:
         return vars(self)[name]
 
     def state(self: Any) -> dict[str, Any]:
-        """What is pickled and copied: a manager with all names, for a process that has not its folders."""
+        """What is pickled and copied: a manager with all names, since another process may lack its folders."""
         lists = {name: getattr(self, name) for name in NAME_LISTS}
         return {name: value for name, value in vars(self).items() if name != "complete_manager"} | lists
 

@@ -45,7 +45,8 @@ def test_every_column_is_in_the_table_or_below_it() -> None:
 
 def test_numbers_of_the_page_are_those_of_the_table() -> None:
     """Written as `column` editor AUC in the text: "`reverse_qa_prob` (ft_m 0.92)"."""
-    quoted = re.findall(r"`([\w@]+)` \(((?:\w+ \d\.\d\d(?:, )?)+)\)", " ".join(PAGE.read_text(encoding="utf-8").split()))
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    quoted = re.findall(r"`([\w@]+)` \(((?:\w+ \d\.\d\d(?:, )?)+)\)", page)
     assert len(quoted) >= 3
     for name, numbers in quoted:
         for editor, value in re.findall(r"(\w+) (\d\.\d\d)", numbers):
