@@ -63,7 +63,7 @@ class PlainLabelForward:
 
     def nll(self) -> torch.Tensor:
         rows = self.rows
-        logits_RTV = self.model(input_ids=rows.ids_RT, attention_mask=rows.mask_RT, use_cache=False).logits
+        logits_RTV = self.model(**rows.inputs(), use_cache=False).logits
         device = logits_RTV.device
         logits_LV = at_least_float32(logits_RTV[rows.row_L.to(device), rows.column_L.to(device)])
         nll_L = nn.functional.cross_entropy(logits_LV, rows.token_L.to(device), reduction="none")
@@ -160,7 +160,7 @@ class CachedLabelForward:
         outputs: dict[str, CachedOutput] = {}
         first = self.model.get_submodule(self.arch.block_name(self.first_block))
         with recording_outputs(self.model, self.fixed, outputs), stop_after(first):
-            self.model(input_ids=self.rows.ids_RT, attention_mask=self.rows.mask_RT, use_cache=False)
+            self.model(**self.rows.inputs(), use_cache=False)
         return [outputs[source] for source, _ in self.fixed]
 
     def _decode(self) -> torch.Tensor:
@@ -212,6 +212,7 @@ class CachedLabelForward:
 
     def end_at_labels(self) -> None:
         """Drop the columns after the last label, which no loss depends on."""
+        assert self.rows.position_RT is None, "the mask of a tree has columns of its own"
         width = int(self.rows.column_L.max()) + 1
         self.rows = replace(self.rows, ids_RT=self.rows.ids_RT[:, :width], mask_RT=self.rows.mask_RT[:, :width])
         self.outputs = [output._replace(hidden=output.hidden[:, :width]) for output in self.outputs]

@@ -97,6 +97,7 @@ class LabeledRows:
             self,
             ids_RT=self.ids_RT[keep_R],
             mask_RT=self.mask_RT[keep_R],
+            position_RT=None if self.position_RT is None else self.position_RT[keep_R],
             row_L=new_row_R[self.row_L[keep_L]],
             column_L=self.column_L[keep_L],
             token_L=self.token_L[keep_L],

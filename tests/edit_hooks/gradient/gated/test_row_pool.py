@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from edit_hooks.contract.subject import tiny_model
-from edit_hooks.gradient.gated.row_pool import CachedPool, PlainPool
-from edit_hooks.gradient.labeled_rows import LabeledRow
+from edit_hooks.gradient.gated.row_pool import Bundle, CachedPool, PlainPool
+from edit_hooks.gradient.label_forward import ENGINES
+from edit_hooks.gradient.labeled_rows import LabeledRow, batch_rows
 from edit_hooks.gradient.weight_copies import WeightCopies
 from edit_hooks.modeling.architectures import architecture_of
 from edit_hooks.modeling.forward.lm_head import WHOLE_VOCAB, TokenSelection
@@ -75,6 +76,21 @@ def test_what_rows_begin_with_is_computed_once(family: str) -> None:
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
         torch.testing.assert_close(cached.logits([chosen], [tokens])[0], expected, atol=2e-5, rtol=1e-4)
     assert not found.requires_grad
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_tree_of_a_batch_goes_on_without_the_others(engine: str) -> None:
+    """With its own positions and mask."""
+    model = tiny_model("llama")
+    rows = [LabeledRow([3, 4, *end], [(1 + len(end), 7)]) for end in ([2], [4, 5, 6], [9, 8])]
+    names = [architecture_of(model).rewrite_name(1)]
+    batch = Bundle.of_trees(model, [rows[:1], rows[1:]]).batch
+    forward = ENGINES[engine](model, batch, names)
+    whole_L = forward.nll()
+    forward.select(torch.tensor([False, True]))
+    torch.testing.assert_close(forward.nll(), whole_L[1:], atol=2e-5, rtol=1e-4)
+    plain = ENGINES["reference"](model, batch_rows(model, rows), names)
+    torch.testing.assert_close(whole_L, plain.nll(), atol=2e-5, rtol=1e-4)
 
 
 def test_the_cut_has_the_fewest_tokens() -> None:
