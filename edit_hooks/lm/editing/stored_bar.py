@@ -34,7 +34,9 @@ class StoredBar:
         self._bar.close()
 
     def computed(self, count: int) -> None:
-        """Edits of the running batch are computed, and lost by a kill."""
+        """Edits of the running batch are computed, and lost by a kill. Editors also report steps that ended none."""
+        if not count:
+            return
         self._running += count
         self._computed += count
         left = max(self._total - self._finished - self._running, 0)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from edit_hooks import Delta, EditRequest, load_editor
+from edit_hooks.contract.subject import EDIT_REQUESTS, Subject
 from edit_hooks.contract.tiny_models import build_model, build_tokenizer
 from edit_hooks.lm.editing import independent, stored_bar
 from edit_hooks.lm.editing.independent import FailedEdit, IndependentEdits
@@ -125,3 +126,19 @@ def test_rounds_that_end_early_report_the_rest() -> None:
     assert reported == [2, 2, 3]
     rounds.end()
     assert sum(reported) == 7
+
+
+@pytest.mark.parametrize("editor", ["pmet", "suit"])
+def test_steps_that_end_no_edit_show_nothing(editor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These editors report after every step, also before the first edit has ended."""
+    monkeypatch.setattr(stored_bar, "tqdm", Recorded)
+    subject = Subject(editor, "llama")
+    made = IndependentEdits(
+        subject.model,
+        subject.tokenizer,
+        subject.make(num_steps=3),
+        None,
+        model_identity(subject.model, subject.tokenizer),
+    )
+    assert all(isinstance(edit, Delta) for edit in made.in_order([(request,) for request in EDIT_REQUESTS]))
+    assert Recorded.shown[-1] == (len(EDIT_REQUESTS), "")
