@@ -93,6 +93,15 @@ def made(folder: Path) -> Iterator[tuple[Any, ...]]:
             yield place(recorded, facts.editor_label or facts.editor, seed, task)
 
 
+def test_kept_runs_name_the_model_whose_weights_they_had() -> None:
+    names: dict[str, set[str]] = {}
+    for file in read_result_files([ROOT / "docs/_data"]):
+        recorded = file.content["config"]["edited_hf"]
+        if recorded.get("pretrained"):
+            names.setdefault(recorded["model_identity"]["weights"], set()).add(recorded["pretrained"])
+    assert len(names) == 2 and all(len(of_weights) == 1 for of_weights in names.values()), names
+
+
 def test_the_kept_runs_are_those_of_the_plan() -> None:
     """But for editors that cannot use some edits, and seeds of streams in which nothing is drawn."""
     wanted, found = set(planned(find_plan("demo_editors"))), list(made(MEASURED))
