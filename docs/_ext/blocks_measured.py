@@ -103,7 +103,7 @@ def unmeasured(_: str) -> Block:
         f"- {', '.join(f'[`{name}`](docs/editors/{name}.md)' for name in names)}: {reason}."
         for reason, names in without.items()
     ]
-    return Block("\n".join(lines), source="docs/editors/measured.md")
+    return Block("\n".join(lines))
 
 
 @functools.cache

@@ -78,7 +78,7 @@ def _rewritten(found: re.Match[str], source: str, page: str) -> str:
     path, hash_sign, anchor = found["target"].partition("#")
     full = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
     full = copies().get(full, full)
-    if is_page(full) or full.startswith("docs/_"):
+    if (is_page(full) and (ROOT / full).is_file()) or full.startswith("docs/_"):
         return f"{found['text']}({posixpath.relpath(full, posixpath.dirname(page))}{hash_sign}{anchor})"
     if not (ROOT / full).exists():
         raise ValueError(f"{page} links to {found['target']}, which is no file of the repository")

@@ -40,9 +40,11 @@ def test_files_that_are_no_pages_are_linked_in_the_repository(monkeypatch: pytes
     assert rebase("[c](../../CITATION.cff)", PAGE, PAGE) == "[c](https://example.org/files/abc/CITATION.cff)"
 
 
-def test_a_link_to_nothing_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"docs/guides/own-facts\.md links to \.\./nothing\.yaml"):
-        rebase("[a](../nothing.yaml)", PAGE, PAGE)
+@pytest.mark.parametrize("target", ["../nothing.yaml", "docs/guides/own-facts.md"])
+def test_a_link_to_nothing_is_an_error(target: str) -> None:
+    """A page that does not exist, too, as where a block links from another folder than its source."""
+    with pytest.raises(ValueError, match=f"docs/guides/own-facts.md links to {target}"):
+        rebase(f"[a]({target})", PAGE, PAGE)
 
 
 def test_broken_links_anchors_and_images_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
