@@ -7,7 +7,7 @@ import torch
 from editor_settings import FT_CONFIG, LORA_CONFIG, MEND_CONFIG
 from state import assert_same_state
 
-from edit_hooks import EditingError, EditRequest, load_editor
+from edit_hooks import EditingError, EditRequest, StreamGrowth, load_editor
 from edit_hooks.base.registry import editor_class
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import EDIT_LAYER, REQUESTS
@@ -118,6 +118,8 @@ def test_an_editor_names_its_state_as_it_likes(name, tiny_model, tiny_tokenizer)
     """The steps of a case are known by the metadata of their sum, not by names."""
 
     class Own(editor_class("rome")):
+        stream_growth = StreamGrowth("a number", "no")
+
         def compute(self, job):
             assert all(delta.stream_state.keys() == {name} for delta in job.history)
             deltas = super().compute(job)
