@@ -20,8 +20,8 @@ if os.path.isdir("/dev/shm"):
 # the file in which pytest captures the output of all further tests.
 os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")
 
+import copy
 import functools
-import pickle
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -121,11 +121,11 @@ def _our_tasks_are_read_once() -> Iterator[None]:
     from paths import ROOT
 
     load, folder = _index.load_yaml, ROOT / "lm_eval_tasks"
-    read = functools.cache(lambda path, options: pickle.dumps(load(path, **dict(options))))
+    read = functools.cache(lambda path, options: load(path, **dict(options)))
 
     def load_yaml(path: Path, **options: bool) -> object:
         is_ours = folder in path.parents
-        return pickle.loads(read(path, tuple(options.items()))) if is_ours else load(path, **options)
+        return copy.deepcopy(read(path, tuple(options.items()))) if is_ours else load(path, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_index, "load_yaml", load_yaml)

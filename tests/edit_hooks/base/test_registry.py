@@ -118,7 +118,7 @@ def test_an_installed_package_registers_editors(
 
 @pytest.mark.parametrize("name", EDITORS)
 def test_every_editor_states_what_a_stream_carries(name: str) -> None:
-    """A class that changes what is carried states it anew; the contract compares it with a stream."""
+    """A class that changes what is carried states it again; the contract compares it with a stream."""
     for cls in editor_class(name).__mro__:
         changes = {"condensed", "most_state_bytes"} & vars(cls).keys()
         if cls.__name__ not in ("Editor", "EditorOnBase") and changes:

@@ -1,4 +1,4 @@
-"""lm-eval's own task files are read when a name needs them, and every name stands for what it always did."""
+"""lm-eval's own task files are read when a name needs them, and every name has the entry of lm-eval's index."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ def carried(num_steps: int, num_bytes: int) -> StreamState:
     return state
 
 
-# Editors that carry keys, and the wrappers whose base can; that of simie starts anew at every step.
+# Editors that carry keys, and the wrappers whose base can; the base of simie carries nothing from step to step.
 CARRY_KEYS = [
     *(name for name in EDITORS if "carry_keys" in {one.name for one in fields(editor_class(name).config_class)}),
     *(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from edit_hooks import Delta, EditRequest, load_editor
+from edit_hooks.base.registry import EDITORS
 from edit_hooks.contract.subject import EDIT_REQUESTS, Subject
 from edit_hooks.contract.tiny_models import build_model, build_tokenizer
 from edit_hooks.lm.editing import independent, stored_bar
@@ -128,17 +129,12 @@ def test_rounds_that_end_early_report_the_rest() -> None:
     assert sum(reported) == 7
 
 
-@pytest.mark.parametrize("editor", ["pmet", "suit"])
-def test_steps_that_end_no_edit_show_nothing(editor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """These editors report after every step, also before the first edit has ended."""
+@pytest.mark.parametrize("editor", EDITORS)
+def test_the_bar_counts_the_edits_of_every_editor(editor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the steps of the contract: a report of no finished edit divided by zero."""
     monkeypatch.setattr(stored_bar, "tqdm", Recorded)
     subject = Subject(editor, "llama")
-    made = IndependentEdits(
-        subject.model,
-        subject.tokenizer,
-        subject.make(num_steps=3),
-        None,
-        model_identity(subject.model, subject.tokenizer),
-    )
+    tiny = subject.model, subject.tokenizer
+    made = IndependentEdits(*tiny, subject.make(), None, model_identity(*tiny), measure_edits=False)
     assert all(isinstance(edit, Delta) for edit in made.in_order([(request,) for request in EDIT_REQUESTS]))
     assert Recorded.shown[-1] == (len(EDIT_REQUESTS), "")

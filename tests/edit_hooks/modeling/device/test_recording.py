@@ -337,8 +337,8 @@ def test_the_memory_of_graphs_is_not_free(cuda, model, monkeypatch):
 def test_after_a_failed_capture_the_host_goes_on_where_it_was(cuda, model, calls):
     """On its own stream, which has waited for what the step launched: the tensors are set back next.
 
-    PyTorch's allocator, before 2.13, and its generator go on as if the capture were under way: the one is told, and a
-    capture of nothing ends well for the other.
+    Before 2.13, PyTorch's allocator and its generator behave as if the capture had not ended. The allocator is reset
+    by a call, the generator by an empty capture.
     """
     own, left = cuda.current, [calls]
 
