@@ -47,7 +47,7 @@ class UnusableRequestError(EditingError):
 class ModelChangedError(RuntimeError):
     """An editor left the model changed, so nothing after it in this process can be trusted.
 
-    It is not an :class:`EditingError`, after which a run goes on with the edits of other cases.
+    It ends the run. After an :class:`EditingError` the edits of other cases are still made.
     """
 
 

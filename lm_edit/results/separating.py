@@ -206,8 +206,8 @@ def separation(
         only, only_second: conditions on the runs of each group (``editor=ft_m``).
 
     Raises:
-        EditingError: as :func:`lm_edit.load_cases`; for an unknown metric, a group of which no fact is left, and groups
-            without a common column.
+        EditingError: as :func:`lm_edit.load_cases`; if a metric is unknown, if a group has no fact left, and if the
+            groups have no column in common.
     """
     rules = dict(matched or {})
     groups = _group(first, only, rules, "first"), _group(second, only_second, rules, "second")

@@ -1,7 +1,7 @@
 """lm-eval's index of its own 14,000 task files, made when a name needs it: reading them takes six seconds and more.
 
-A run of editing tasks, of a user's folder or of both needs none of them. What a name stands for does not change: later
-folders override lm-eval's own, and these are asked first.
+A run of editing tasks and of a user's folder needs none of these files. Every name has the entry that it has in
+lm-eval's own index: an entry of another folder overrides one of lm-eval's, so the other folders are looked up first.
 """
 
 from __future__ import annotations

@@ -280,7 +280,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--questions", type=int, default=256, help="--table: number of questions")
     parser.add_argument("--new-tokens", type=int, default=50, help="--table: tokens that each is continued by")
     parser.add_argument("--most-steps", type=int, default=0, help="--table: steps of all editors; 0: those of the rows")
-    parser.add_argument("--save", help="--table: JSON file of what was measured, which the next call goes on with")
+    parser.add_argument("--save", help="--table: JSON file of what was measured; the next call measures what it lacks")
     parser.add_argument("--minutes", type=float, default=0.0, help="--table: begin nothing after these; 0: no bound")
     parser.add_argument("--operations-only", action="store_true", help="with --gradient: measure no seconds")
     return parser.parse_args()
