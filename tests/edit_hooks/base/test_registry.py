@@ -45,6 +45,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "my_broken.py").write_text("x = 1\ny = x.missing\n")
     (tmp_path / "my_needy.py").write_text("import a_package_that_is_absent\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("my_editor", "my_broken", "my_needy"):  # other tests of this process have modules of these names, too
+        monkeypatch.delitem(sys.modules, name, raising=False)
     registry._registered.cache_clear()
     yield tmp_path
     registry._registered.cache_clear()
