@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from edit_hooks.edit_report import Cost
+from edit_hooks.lm.editing.stored_values import StoredValues
+from edit_hooks.locate.values.kept_values import values_kept_in
 
 GIB = 2**30
 
@@ -33,16 +35,27 @@ class EditCost:
 
 
 @contextlib.contextmanager
-def measured(model: nn.Module) -> Iterator[EditCost]:
-    """Scope that computes edits of a model."""
+def measured(model: nn.Module, values: StoredValues | None = None) -> Iterator[EditCost]:
+    """Scope that computes edits of a model.
+
+    Args:
+        values: keeps what editors solve inside the scope. What it has is not solved again, and costs what it did when
+            it was.
+    """
     cost, counter = EditCost(), memory_counter(model)
     if counter is not None:
         counter.start()
+        if values is not None:
+            values.memory = counter.read
     began = time.perf_counter()
-    yield cost
+    with values_kept_in(values):
+        yield cost
     cost.seconds = time.perf_counter() - began
     if counter is not None:
         cost.memory = counter.read()
+    if values is not None:
+        cost.seconds += values.seconds
+        cost.memory = values.added_to(cost.memory)
 
 
 def memory_counter(model: nn.Module) -> GPUMemory | None:

@@ -22,6 +22,7 @@ from edit_hooks.lm.editing.joint import modules_behind, write_together
 from edit_hooks.lm.editing.memory_limit import LargeEdits
 from edit_hooks.lm.editing.resolve import resolve_with_store
 from edit_hooks.lm.editing.stored_bar import StoredBar
+from edit_hooks.lm.editing.stored_values import StoredValues
 from edit_hooks.lm.editing.unusable import edit_usable, named_reasons, warn_of_unusable
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.fingerprint.identity import ModelIdentity
@@ -186,7 +187,7 @@ class IndependentEdits:
         lone = [group for group in groups if len(group) == 1]
         self._num_expected = num_missing
         label = f"Editing with {self.editor.name}"
-        with StoredBar(num_missing, label, is_stored=self.store is not None, quiet=self.quiet) as bar:
+        with StoredBar(num_missing, label, quiet=self.quiet) as bar:
             for start in range(0, len(lone), self._batch_size):
                 self._make_chunk(lone[start : start + self._batch_size], bar)
             for group in groups:
@@ -205,7 +206,7 @@ class IndependentEdits:
             batch = self._interrupted_batch(chunk, missing) or missing
             requests = [group[0] for group in batch]
             try:
-                with measured(self.model) as cost:
+                with measured(self.model, StoredValues.of(self.store, self.identity)) as cost:
                     deltas = self.editor.edit(
                         self.model, self.tokenizer, requests, progress=bar.computed, measure=False
                     )
@@ -238,7 +239,7 @@ class IndependentEdits:
             try:
                 if len(batch) == 1:
                     raise error
-                with measured(self.model) as cost:
+                with measured(self.model, StoredValues.of(self.store, self.identity)) as cost:
                     (delta,) = self.editor.edit(self.model, self.tokenizer, list(group), measure=False)
             except EditingError as reason:
                 self._edits[group_key(group)] = FailedEdit(str(reason))
@@ -269,7 +270,7 @@ class IndependentEdits:
         A case with several edits is not: a part of them is another edit.
         """
         made = any(isinstance(edit, Delta) for edit in self._edits.values())
-        with measured(self.model) as cost:
+        with measured(self.model, StoredValues.of(self.store, self.identity)) as cost:
             delta, unusable = edit_usable(self._write_together, group, edits_made=made)
         if unusable and (not self.partial_groups or len(unusable) == len(group)):
             self._edits[group_key(group)] = FailedEdit(next(iter(unusable.values())))

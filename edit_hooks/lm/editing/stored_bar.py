@@ -16,12 +16,10 @@ class StoredBar:
     A batch is stored once all of its edits are computed: 16 edits, or 64 on a GPU. The time left is that of computing,
     since tqdm knows no rate before the first batch is stored.
 
-    Args:
-        is_stored: finished edits are in the store; without one, a kill loses all of them.
     """
 
-    def __init__(self, total: int, label: str, *, is_stored: bool, quiet: bool) -> None:
-        self._running, self._note = 0, " not stored yet" if is_stored else " of a batch"
+    def __init__(self, total: int, label: str, *, quiet: bool) -> None:
+        self._running = 0
         self._total, self._finished, self._computed, self._start = total, 0, 0, monotonic()
         self._bar = tqdm(total=total, desc=label, unit="edit", disable=quiet)
 
@@ -41,7 +39,7 @@ class StoredBar:
         self._computed += count
         left = max(self._total - self._finished - self._running, 0)
         seconds = (monotonic() - self._start) / self._computed * left
-        self._bar.set_postfix_str(f"{self._running} more computed,{self._note}; {spell_duration(seconds)} left")
+        self._bar.set_postfix_str(f"{self._running} more computed in this batch; {spell_duration(seconds)} left")
 
     def finished(self, count: int = 1) -> None:
         """Edits are stored, or known to fail."""

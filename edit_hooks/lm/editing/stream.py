@@ -29,6 +29,7 @@ from edit_hooks.lm.editing.joint import modules_behind, write_together
 from edit_hooks.lm.editing.memory_limit import LargeEdits
 from edit_hooks.lm.editing.resolve import resolve_with_store
 from edit_hooks.lm.editing.stored_bar import StoredBar
+from edit_hooks.lm.editing.stored_values import StoredValues
 from edit_hooks.lm.editing.stream_state import GrowthWatch, StreamState, rebuilt
 from edit_hooks.lm.editing.unusable import edit_usable, warn_of_unusable
 from edit_hooks.lm.options.plan import EditPlan
@@ -189,7 +190,7 @@ class EditStream:
         """
         with (
             AppliedDeltas(self.model) as applied,
-            StoredBar(self.plan.num_edits, self._label, is_stored=self.store is not None, quiet=self.quiet) as bar,
+            StoredBar(self.plan.num_edits, self._label, quiet=self.quiet) as bar,
         ):
             for step, group in enumerate(self.plan.groups):
                 if self.stopped and step >= len(self.reports):
@@ -271,7 +272,7 @@ class EditStream:
         def write(requests: Sequence[EditRequest]) -> Delta:
             return write_together(self.editor, self.model, self.tokenizer, requests, carried.history, progress)
 
-        with measured(self.model) as cost:
+        with measured(self.model, StoredValues.of(self.store, self.identity)) as cost:
             delta, unusable = edit_usable(write, group, edits_made=carried.edits_made)
         try:
             delta.check_finite()

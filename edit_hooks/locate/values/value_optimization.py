@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from edit_hooks.locate.values.kept_values import KeptValues
 from edit_hooks.locate.values.reference_forward import ReferenceForward
 from edit_hooks.locate.values.steps_ahead import solve_ahead
 from edit_hooks.locate.values.suffix_forward import SuffixForward
@@ -85,7 +87,9 @@ class ValueLimits:
     def for_device(cls, model: Any) -> ValueLimits:
         """Limits for the model's device.
 
-        On a GPU half of the free memory is used; on a CPU just enough for efficient matrix products.
+        On a GPU up to half of the free memory is used; on a CPU just enough for efficient matrix products. Sizes of a
+        GPU are rounded, so that batches, on which the last bits depend, are the same in a run that is repeated
+        with a little more or less free memory.
         """
         weight = model.get_input_embeddings().weight
         if weight.device.type != "cuda":
@@ -94,10 +98,16 @@ class ValueLimits:
         budget = free_cuda_bytes(weight.device) // 2
         token_bytes = bytes_per_token(model)
         return cls(
-            max_tokens=max(512, budget // 2 // token_bytes),
-            max_logits=max(2**24, budget // 2 // bytes_per_logit),
+            max_tokens=max(512, _rounded_down(budget // 2 // token_bytes)),
+            max_logits=max(2**24, _rounded_down(budget // 2 // bytes_per_logit)),
             prefix_share=PREFIX_COPIES * cache_bytes_per_token(model) / token_bytes,
         )
+
+
+def _rounded_down(number: int) -> int:
+    """A positive number with its first two binary digits alone, which a small change of it seldom changes."""
+    shift = max(number.bit_length() - 2, 0)
+    return number >> shift << shift
 
 
 def optimize_values(
@@ -110,7 +120,7 @@ def optimize_values(
     terms: TermMaker | None = None,
     solve: Solve | None = None,
 ) -> list[OptimizedValue]:
-    """Solve the value problems of independent edits.
+    """Solve the value problems of independent edits, or find them solved (:mod:`edit_hooks.locate.values.kept_values`).
 
     Args:
         problems: per edit its rewriting rows (the bare prompt first) and its KL row.
@@ -128,6 +138,8 @@ def optimize_values(
     if engine == "reference":
         limits = dataclasses.replace(limits, max_edits=1)
     values: dict[int, OptimizedValue] = {}
+    report = progress or (lambda _count: None)
+    keeps = KeptValues.of(inner, settings, engine, limits.max_logits) if solve is None and len(problems) > 1 else None
     if solve is None:
         solve = solve_ahead if engine == "fast" and runs_ahead(input_device(inner)) else _solve
     with frozen(inner):
@@ -138,7 +150,15 @@ def optimize_values(
             if solve is solve_ahead and not chunk_terms:  # terms decide by the number of the step
                 make = functools.partial(SuffixForward, may_be_recorded=True)
             forward = make(inner, batch, settings.layer, settings.site)
-            solved = solve(forward, settings, limits.max_logits, chunk_terms, progress or (lambda _count: None))
+            entry = keeps.of_batch(forward) if keeps and not chunk_terms else None
+            solved = entry.load(forward) if entry else None
+            if solved is not None:
+                report(len(chunk))
+            else:
+                began = time.perf_counter()
+                solved = solve(forward, settings, limits.max_logits, chunk_terms, report)
+                if entry:
+                    entry.save(solved, time.perf_counter() - began)
             values.update(zip(chunk, solved, strict=True))
     return [values[index] for index in range(len(problems))]
 

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from edit_hooks.modeling.fingerprint.tensor_hash import tensor_digest
+from edit_hooks.modeling.fingerprint.tensor_hash import sample_of, tensor_digest
 from edit_hooks.utils.errors import ModelChangedError
 
-NUM_SAMPLED = 256  # entries of each tensor that every call compares
 MOST_NAMED = 3
 HOOK_DICTIONARIES = (
     "_forward_hooks",
@@ -38,7 +37,8 @@ def unchanged(
 
     Args:
         editor: name for the message.
-        whole: compare every entry of every tensor, which reads all weights twice. Otherwise ``NUM_SAMPLED`` of each.
+        whole: compare every entry of every tensor, which reads all weights twice. Otherwise ``NUM_SAMPLED`` of each
+            (:mod:`edit_hooks.modeling.fingerprint.tensor_hash`).
 
     Raises:
         ModelChangedError: with the names of what changed.
@@ -93,7 +93,7 @@ def _state(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, whole: bo
         state[f"the gradient of {name}"] = id(parameter.grad) if parameter.grad is not None else None
     for name, tensor in model.state_dict(keep_vars=True).items():
         if torch.is_tensor(tensor) and not tensor.is_meta:
-            state[f"values of {name}"] = tensor_digest(tensor) if whole else _sample(tensor)
+            state[f"values of {name}"] = tensor_digest(tensor) if whole else sample_of(tensor)
     for name, module in model.named_modules():
         where = name or "the model"
         state[f"training mode of {where}"] = module.training
@@ -105,13 +105,3 @@ def _state(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, whole: bo
     if model.generation_config is not None:
         state["the generation configuration"] = model.generation_config.to_dict()
     return state | {f"the tokenizer's {key}": value for key, value in tokenizer_state(tokenizer).items()}
-
-
-def _sample(tensor: torch.Tensor) -> bytes:
-    """Entries at equal distances, as bytes: NaN equals itself."""
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    if hasattr(local, "__tensor_flatten__"):  # codes and scales in a class of another package, which has few operations
-        return b"".join(_sample(getattr(local, name)) for name in sorted(local.__tensor_flatten__()[0]))
-    flat = local.detach().reshape(-1)
-    chosen = flat[:: max(1, len(flat) // NUM_SAMPLED)].contiguous()
-    return chosen.view(torch.uint8).cpu().numpy().tobytes()

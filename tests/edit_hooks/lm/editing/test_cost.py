@@ -27,6 +27,7 @@ from edit_hooks.inference.effects.edit_effects import EditEffects
 from edit_hooks.lm.editing import cost as edit_cost
 from edit_hooks.lm.editing.cost import GIB, GPUMemory
 from edit_hooks.store.store import Store
+from edit_hooks.utils.storage.hashing import key_of
 from lm_edit import load_documents, load_results
 
 MODEL_GIB = 0.5
@@ -80,14 +81,33 @@ def summary(results: dict[str, Any]) -> dict[str, Any]:
 
 def test_edits_of_a_batch_have_the_peak_of_the_batch(model_path: str, tmp_path: Path, counter: ScriptedCounter) -> None:
     """They were computed together; from the store they have what they took then."""
-    counter.peaks = [3.25]
+    counter.peaks = [3.0, 3.25]  # the first is kept with the solved values
     first = run(build(model_path, tmp_path), BAKE)
-    assert peaks(first) == [3.25] * 4 and counter.events == ["start", "read"]
+    assert peaks(first) == [3.25] * 4 and counter.events == ["start", "read", "read"]
     assert {report[MODEL_MEMORY] for report in reports(first)} == {MODEL_GIB}
     assert (summary(first)[PEAK_MEMORY], summary(first)[MODEL_MEMORY]) == (3.25, MODEL_GIB)
     again = run(build(model_path, tmp_path), BAKE)
-    assert reports(again) == reports(first) and counter.events == ["start", "read"]
+    assert reports(again) == reports(first) and counter.events == ["start", "read", "read"]
     assert summary(again) == summary(first)
+
+
+def test_values_that_were_solved_before_cost_what_they_did_then(
+    model_path: str, tmp_path: Path, counter: ScriptedCounter
+) -> None:
+    """So the memory and the time of a row do not depend on the rows before it in a table."""
+    settings = {"layers": [1], "num_steps": 2, "second_moments": None, "context_templates": ["{}"]}
+    memit = {"editor": "memit", "editor_args": settings}
+    counter.peaks = [6.0, 3.25]
+    run(build(model_path, tmp_path, **memit), ["bake_es"])
+    (entry,) = (tmp_path / "store" / "json" / "values").iterdir()
+    content = json.loads(entry.read_text())["content"]
+    entry.write_text(entry.read_text().replace(f'"seconds": {content["seconds"]}', '"seconds": 1000.0'))
+    rewritten = json.loads(entry.read_text())
+    entry.write_text(json.dumps(rewritten | {"checksum": key_of(rewritten["content"])}))
+    counter.peaks = [2.0]
+    emmet = memit | {"editor": "emmet"}
+    found = run(build(model_path, tmp_path, **emmet), ["bake_es"])
+    assert peaks(found) == [6.0] * 4 and all(250 < report[SECONDS] < 251 for report in reports(found))
 
 
 def test_a_resumed_stream_has_the_peaks_of_the_steps_when_they_were_computed(
@@ -149,9 +169,9 @@ def test_what_is_done_with_an_edit_is_no_part_of_its_cost(
     monkeypatch.setattr(EditEffects, "of_independent", measured)
     monkeypatch.setattr(Store, "save_delta", saved)
     monkeypatch.setattr(edit_cost, "time", SimpleNamespace(perf_counter=iter([10.0, 18.0]).__next__))
-    counter.peaks = [1.0]
+    counter.peaks = [1.0, 1.0]
     found = run(build(model_path, tmp_path), ["bake_es"])
-    assert counter.events == ["start", "read", *["effects", "save"] * 4]
+    assert counter.events == ["start", "read", "read", *["effects", "save"] * 4]
     assert [report[SECONDS] for report in reports(found)] == [2.0] * 4
 
 

@@ -70,7 +70,7 @@ def test_it_counts_what_is_stored(edits: IndependentEdits, monkeypatch: pytest.M
     list(edits.in_order([(request,) for request in EDITS]))
     assert counted[-1] == (5, 5) and all(shown == stored for shown, stored in counted)
     first = Recorded.shown[: Recorded.shown.index((2, ""))]
-    notes = ["1 more computed, not stored yet; 40 s left", "2 more computed, not stored yet; 30 s left"]
+    notes = ["1 more computed in this batch; 40 s left", "2 more computed in this batch; 30 s left"]
     assert first == [(0, notes[0]), (0, notes[1]), (1, notes[1]), (2, notes[1])]
 
 
@@ -85,7 +85,7 @@ def test_a_kill_loses_what_stands_beside_it(edits: IndependentEdits, monkeypatch
     monkeypatch.setattr(stored_bar.StoredBar, "computed", killed)
     with pytest.raises(KeyboardInterrupt):
         list(edits.in_order([(request,) for request in EDITS]))
-    assert Recorded.shown[-1] == (2, "1 more computed, not stored yet; 20 s left") and saved(edits) == 2
+    assert Recorded.shown[-1] == (2, "1 more computed in this batch; 20 s left") and saved(edits) == 2
 
 
 def test_failed_edits_are_finished(edits: IndependentEdits, monkeypatch: pytest.MonkeyPatch) -> None:

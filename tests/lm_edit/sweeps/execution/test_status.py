@@ -30,7 +30,7 @@ def test_a_log_without_bars(tmp_path):
 
 
 def test_the_time_left_of_edits_is_that_of_their_bar(tmp_path, capfd):
-    with StoredBar(9, "Editing with grace", is_stored=True, quiet=False) as bar:
+    with StoredBar(9, "Editing with grace", quiet=False) as bar:
         bar.computed(3)
         bar._bar.refresh()
         (tmp_path / LOG).write_text(capfd.readouterr().err)
