@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
+import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.footprint import StreamGrowth
+from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.modeling.adapter_layers import require_additive, require_trainable
 from edit_hooks.modeling.architectures import text_config
@@ -142,6 +144,23 @@ def require_deltas(
         for key, value in delta.diagnostics.items():
             _require_json(key, value, editor)
     return list(computed)
+
+
+def require_fitting(deltas: Sequence[Delta], editor: str, model: nn.Module) -> None:
+    """Refuse updates that the model could not hold; a scope would, too, without the editor's name and much later."""
+    for delta in deltas:
+        factors = {name: tensor for name, factor in delta.factors.items() for tensor in (factor.left, factor.right)}
+        for name, update in [*delta.dense.items(), *factors.items()]:
+            kind = update.dtype if isinstance(update, torch.Tensor) else type(update).__name__
+            if kind not in (torch.float32, torch.float64):
+                raise EditingError(
+                    f"editor {editor!r}: the update of {name} is {kind}; a torch tensor of float32 is needed, as "
+                    "update.float() is."
+                )
+        try:
+            AppliedDeltas(model).check(delta)
+        except EditingError as error:
+            raise EditingError(f"editor {editor!r}: compute returned a delta that does not fit: {error}") from None
 
 
 def _require_json(key: object, value: object, editor: str) -> None:

@@ -62,7 +62,8 @@ def describe_editor(name: str) -> EditorDescription:
         EditingError: for an unknown name, or a class that cannot be imported.
     """
     editor = editor_class(name)
-    summary = re.sub(r":\w+:`~?([^`]*)`", r"\1", (inspect.getdoc(editor) or "").split("\n")[0])
+    text = inspect.cleandoc(editor.__doc__ or "")  # its own: that of a base would describe another editor
+    summary = re.sub(r":\w+:`~?([^`]*)`", r"\1", text.split("\n")[0]) or "(its class has no docstring)"
     return EditorDescription(
         name,
         tier(name),

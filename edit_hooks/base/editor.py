@@ -13,7 +13,14 @@ from typing import Any, ClassVar
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from edit_hooks.base.checks import position_limit, require_deltas, require_editable, require_positions, require_tokens
+from edit_hooks.base.checks import (
+    position_limit,
+    require_deltas,
+    require_editable,
+    require_fitting,
+    require_positions,
+    require_tokens,
+)
 from edit_hooks.base.configured import ConfiguredEditor
 from edit_hooks.base.footprint import Footprint, StreamGrowth, low_rank_footprint
 from edit_hooks.base.job import ConfigT, EditJob
@@ -230,6 +237,8 @@ class Editor(ConfiguredEditor[ConfigT]):
             with self._guarded(inner, tokenizer):
                 computed = self.compute(job)
             deltas = require_deltas(computed, self.name, len(job.groups), self.writes, self.stream_growth)
+            if self._foreign_classes:
+                require_fitting(deltas, self.name, inner)
         settings = config.to_dict()
         for group, delta in zip(job.groups, deltas, strict=True):
             requests_of_delta = [request.to_dict() for request in group]

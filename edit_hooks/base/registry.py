@@ -118,6 +118,9 @@ def editor_class(name: str) -> type[Editor[Any]]:
         path = _registered()[name]
     else:
         known = sorted(editor_names())
+        module = name.removesuffix(".py")
+        if module.isidentifier() and Path(f"{module}.py").is_file():
+            raise EditingError(f"editor {name!r} is a file here; give its class, too, as in {module}:ClassName.")
         raise EditingError(
             f"unknown editor {name!r}.{near_misses(name, known)} Known: {', '.join(known)}; or package.module:Class."
         )

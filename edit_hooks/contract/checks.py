@@ -142,7 +142,10 @@ def check_padding(subject: Subject) -> None:
     backwards = subject.make().edit(
         subject.model, tokenizer, EDIT_REQUESTS[::-1], progress=reported.append, measure=False
     )
-    require(sum(reported) == len(EDIT_REQUESTS), f"{len(EDIT_REQUESTS)} requests are reported as {reported} finished")
+    require(
+        sum(reported) == len(EDIT_REQUESTS),
+        f"{len(EDIT_REQUESTS)} requests are reported as {reported} finished; call job.progress(len(group)) after each",
+    )
     require(tokenizer.padding_side == "left", "the tokenizer's padding side was changed")
     for ours, theirs in zip(backwards[::-1], subject.deltas, strict=True):
         difference = distance(ours, theirs)
@@ -332,7 +335,11 @@ def check_training_mode(subject: Subject) -> None:
     before = snapshot(model, subject.tokenizer)
     deltas = subject.make().edit(model, subject.tokenizer, EDIT_REQUESTS)
     differences = changes(before, snapshot(model, subject.tokenizer))
-    require(not differences, f"editing a model in training mode changes {_first(differences)}")
+    require(
+        not differences,
+        f"editing a model in training mode changes {_first(differences)}; compute inside `with frozen(job.model)`, "
+        "which switches to evaluation mode (no dropout) and back",
+    )
     for ours, theirs in zip(deltas, subject.deltas, strict=True):
         require(distance(ours, theirs) == 0.0, "the edit depends on the model's training mode")
 

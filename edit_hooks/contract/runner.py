@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from edit_hooks.contract.family_configs import FAMILY_CONFIGS
 from edit_hooks.contract.subject import ContractViolation, Subject
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES
 from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.utils.plugins import is_own
 
 Outcome = Literal["passed", "failed", "exempt"]
 
@@ -104,9 +106,21 @@ def _run(check: Check, subject: Subject) -> CheckResult:
     except ContractViolation as violation:
         return CheckResult(check.name, subject.model_type, "failed", str(violation))
     except Exception as error:  # an editor under test may raise anything
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}{_place(error, subject)}"
         return CheckResult(check.name, subject.model_type, "failed", reason, traceback.format_exc())
     return CheckResult(check.name, subject.model_type, "passed")
+
+
+def _place(error: Exception, subject: Subject) -> str:
+    """The innermost line of the editor's file that raised, for the message; errors with advice need none."""
+    if isinstance(error, EditingError):
+        return ""
+    files = {
+        inspect.getsourcefile(cls) for cls in subject.editor_class.__mro__ if not is_own(cls) and cls is not object
+    }
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((frame for frame in reversed(frames) if frame.filename in files), frames[-1])
+    return f" ({frame.filename}, line {frame.lineno})"
 
 
 def _require_known(what: str, names: Sequence[str], known: Sequence[str]) -> None:

@@ -110,8 +110,15 @@ class Subject:
         return self.make(**changes)
 
     def edit(self, requests: Sequence[EditRequest] = EDIT_REQUESTS, **arguments: Any) -> list[Delta]:
-        """Edits of a fresh editor object."""
-        return self.make().edit(self.model, self.tokenizer, requests, **{"measure": False, **arguments})
+        """Edits of a fresh editor object.
+
+        Raises:
+            EditingError: for an update with NaN or infinity, with which every comparison would fail for another reason.
+        """
+        deltas = self.make().edit(self.model, self.tokenizer, requests, **{"measure": False, **arguments})
+        for delta in deltas:
+            delta.check_finite()
+        return deltas
 
     @functools.cached_property
     def deltas(self) -> tuple[Delta, ...]:

@@ -25,7 +25,7 @@ from edit_hooks.modeling.fingerprint.tensor_hash import tensor_digest
 from edit_hooks.modeling.linear_maps import is_linear_map, is_quantized
 from edit_hooks.modeling.tensors import at_least_float32, bit_sum
 from edit_hooks.modeling.weights import AddedMap, check_weights, read_weight, refuse_compiled
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.scopes import undone
 from edit_hooks.utils.storage.hashing import key_of
@@ -400,7 +400,10 @@ def parameter_name(name: str, model: nn.Module) -> str:
         if in_use._parameters.get(leaf) is not None or (leaf == "weight" and is_quantized(in_use)):
             inside = next(path for path, part in module.named_modules(remove_duplicate=False) if part is in_use)
             return ".".join(filter(None, (module_name, inside, leaf)))
-    raise EditingError(f"the model has no parameter {name!r}; was this edit made for another model?")
+    known = [known for known, _ in model.named_parameters()]
+    raise EditingError(
+        f"the model has no parameter {name!r}; was this edit made for another model?{near_misses(name, known)}"
+    )
 
 
 def _stored_shape(linear: nn.Module) -> torch.Size:

@@ -242,7 +242,8 @@ class Delta:
         """Raise EditingError if the update holds NaN or infinity."""
         for name, tensor in self._tensors.items():
             if not torch.isfinite(tensor).all():
-                raise EditingError(f"the update of {name} is not finite; lower the learning rate or use float32.")
+                part = name.partition("/")[2]  # of the model, without the prefix in the file
+                raise EditingError(f"the update of {part} is not finite; lower the learning rate or use float32.")
 
     def checksum(self) -> str:
         """SHA-256 (hex) over the tensors, hook settings and contexts: the identity of the edit's effect."""

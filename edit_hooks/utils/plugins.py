@@ -27,6 +27,12 @@ def import_object(path: str, noun: str) -> Any:
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise EditingError(f"{noun} {path!r} has another form than package.module:Class.")
+    if "/" in module_name or os.sep in module_name or module_name.endswith(".py"):
+        name = Path(module_name).name.removesuffix(".py")
+        raise EditingError(
+            f"{noun} {path!r}: {module_name} is a file, and the name of a module is needed: {name}:{attribute}. Its "
+            "folder is searched if it is the working folder or in PYTHONPATH."
+        )
     try:
         module = _import(module_name)
     except ModuleNotFoundError as error:
@@ -39,7 +45,10 @@ def import_object(path: str, noun: str) -> Any:
     except Exception as error:  # a module of another package may raise anything
         raise _import_failure(path, noun, error) from error
     if not hasattr(module, attribute):
-        raise EditingError(f"{noun} {path!r}: module {module_name} has no {attribute!r}; give package.module:Class.")
+        own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
+        raise EditingError(
+            f"{noun} {path!r}: module {module_name} has no {attribute!r}. It defines: {', '.join(own) or 'no class'}."
+        )
     return getattr(module, attribute)
 
 

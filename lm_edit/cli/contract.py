@@ -41,10 +41,13 @@ def _check(args: argparse.Namespace) -> int:
         results = list(run_contract(args.editor, families, [check.name for check in checks], bar.update, device))
     _print_table(results, families)
     failed = [result for result in results if result.outcome == "failed"]
-    for result in failed:
-        say(f"\n{result.check}, {result.model_type}: {result.reason}")
-        if args.traceback and result.details:
-            print(result.details)  # a traceback, in full
+    for reason, alike in _by_reason(failed).items():
+        names, places = (dict.fromkeys(getattr(result, name) for result in alike) for name in ("check", "model_type"))
+        say(f"\n{', '.join(names)} on {', '.join(places)}: {reason}")
+        if args.traceback and alike[0].details:
+            print(alike[0].details)  # a traceback, in full
+    if not args.traceback and any(result.details for result in failed):
+        say("\n--traceback prints where the errors were raised")
     for check, reason in {result.check: result.reason for result in results if result.outcome == "exempt"}.items():
         say(f"\n{check}: exempt, {reason}")
     passed = sum(result.outcome == "passed" for result in results)
@@ -73,6 +76,14 @@ def _print_table(results: Sequence[CheckResult], families: Sequence[str]) -> Non
     outcomes = {(result.check, result.model_type): MARKS[result.outcome] for result in results}
     names = dict.fromkeys(result.check for result in results)
     table(("check", *families), [(name, *(outcomes[name, family] for family in families)) for name in names])
+
+
+def _by_reason(failed: Sequence[CheckResult]) -> dict[str, list[CheckResult]]:
+    """Failures by reason: an editor that raises fails every check with one reason, which is worth one line."""
+    by_reason: dict[str, list[CheckResult]] = {}
+    for result in failed:
+        by_reason.setdefault(result.reason, []).append(result)
+    return by_reason
 
 
 def _split(text: str | None) -> list[str] | None:

@@ -25,7 +25,7 @@ from edit_hooks.request import require_subjects
 from edit_hooks.store.store import Store
 from edit_hooks.utils.durations import spell_duration
 from edit_hooks.utils.errors import EditingError
-from lm_edit.tuning.candidates import make_candidates, refused_step, sample_candidates, step_of
+from lm_edit.tuning.candidates import STEP_SETTINGS, make_candidates, refused_step, sample_candidates, step_of
 from lm_edit.tuning.steps import MAX_STEP_SIZES, StepSearch, find_step
 from lm_edit.tuning.trials import Trial, TrialRunner
 from lm_eval_tasks.common.records.cases import Case
@@ -140,12 +140,17 @@ def search(
 def _not_searched(
     editor: str, model: nn.Module, shared: Mapping[str, Any], vary: Mapping[str, Sequence[Any]], num: int
 ) -> Iterator[str]:
-    """Sentences about a step that the editor's other settings fix, and about a search among one candidate."""
+    """Sentences about a step that the editor's other settings fix or that has another name, and about one candidate."""
     if (refused := refused_step(editor, model, shared, vary)) is not None:
         name, size = refused
         yield f"{name} is not searched: the other settings fix it at {size:g}"
         if num == 1:
             yield "one candidate is left, so the score below is all; --vary adds others"
+    elif not {*STEP_SETTINGS} & {*vary, *shared} and step_of(editor, model, shared, vary) is None:
+        settings = load_editor(editor, shared).default_config(model).to_dict()
+        rest = [name for name, value in settings.items() if isinstance(value, float) and name not in {*vary, *shared}]
+        if rest:
+            yield f"not searched: {', '.join(rest)}; --vary '{rest[0]}=VALUE;VALUE' searches one of them"
 
 
 def tune(

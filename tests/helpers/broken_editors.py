@@ -69,6 +69,13 @@ class Effect(_Scaled):
         return 0.0
 
 
+class Diverges(_Scaled):
+    """Updates that are not numbers."""
+
+    def factor(self, job: EditJob[FTConfig]) -> float:
+        return float("nan")
+
+
 class Target(_Scaled):
     """Steps uphill."""
 

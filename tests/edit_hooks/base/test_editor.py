@@ -46,14 +46,35 @@ def test_a_wrong_number_or_kind_of_deltas_is_an_error(value: object, joint: bool
     assert str(error.value).startswith(f"editor 'Returns': {message}")
 
 
+WEIGHT = "transformer.h.1.mlp.c_proj.weight"  # of the tiny GPT-2, 128 to 32
+
+
+@pytest.mark.parametrize(
+    ("delta", "message"),
+    [
+        (Delta(dense={WEIGHT: torch.zeros(3, 5)}), f"the edit of {WEIGHT} has shape [3, 5], the weight [128, 32]"),
+        (Delta(dense={WEIGHT: torch.zeros(128, 32).half()}), f"the update of {WEIGHT} is torch.float16; .* float32"),
+        (Delta(dense={WEIGHT: torch.zeros(128, 32).numpy()}), f"the update of {WEIGHT} is ndarray; a torch tensor"),
+        (Delta(dense={WEIGHT[:-1]: torch.zeros(128, 32)}), f"no parameter '{WEIGHT[:-1]}'.*Did you mean '{WEIGHT}'"),
+        (Delta(factors={WEIGHT: Factor(torch.zeros(32, 1), torch.zeros(128, 1), True)}), "no module"),
+        (Delta(factors={WEIGHT[:-7]: Factor(torch.zeros(128, 1), torch.zeros(32, 1), True)}), "maps 32 -> 128"),
+    ],
+)
+def test_an_update_that_the_model_cannot_hold_names_the_editor(delta: Delta, message: str) -> None:
+    editor = Returns(contract_settings(Sound))
+    editor.value = [delta]
+    with pytest.raises(EditingError, match=r"editor 'Returns': .*" + message.replace("[", r"\[").replace("]", r"\]")):
+        editor.edit(tiny_model("gpt2"), tiny_tokenizer(NATURAL_TOKENIZER["gpt2"]), EDIT_REQUESTS[:1], measure=False)
+
+
 def test_the_factors_of_an_edit_are_contiguous_as_those_of_a_loaded_one() -> None:
     """A GPU multiplies strided ones by other kernels, so that a saved edit had other last bits than before."""
-    left_DE, right_FE = torch.randn(2, 4).T, torch.randn(2, 6).T
+    left_DE, right_FE = torch.randn(2, 32).T, torch.randn(2, 128).T
     editor = Returns(contract_settings(Sound))
-    editor.value = [Delta(factors={"module": Factor(left_DE, right_FE)})]
+    editor.value = [Delta(factors={WEIGHT.removesuffix(".weight"): Factor(left_DE, right_FE, transposed=True)})]
     tiny = tiny_model("gpt2"), tiny_tokenizer(NATURAL_TOKENIZER["gpt2"])
     (delta,) = editor.edit(*tiny, EDIT_REQUESTS[:1], measure=False)
-    factor = delta.factors["module"]
+    (factor,) = delta.factors.values()
     assert factor.left.is_contiguous() and factor.right.is_contiguous()
     assert torch.equal(factor.left, left_DE) and torch.equal(factor.right, right_FE)
 

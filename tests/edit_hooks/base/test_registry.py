@@ -62,10 +62,12 @@ def install(folder: Path, package: str, **editors: str) -> None:
 UNUSABLE = {
     "my_editor:something": "my_editor:something is not a subclass of edit_hooks.Editor",
     "my_editor:Nameless": "the class my_editor:Nameless does not set name and config_class",
-    "my_editor:Absent": "module my_editor has no 'Absent'",
+    "my_editor:Absent": "module my_editor has no 'Absent'. It defines: Config, Noop, Nameless",
     "my_editor:": "package.module:Class",
     ":Noop": "package.module:Class",
     "absent_module:Noop": "there is no module 'absent_module'; install its package or add its folder",
+    "editors/my_editor.py:Noop": "editors/my_editor.py is a file, and the name of a module is needed: my_editor:Noop",
+    "./my_editor:Noop": "./my_editor is a file, and the name of a module is needed: my_editor:Noop",
     "my_editor.deeper:Noop": "there is no module 'my_editor.deeper'",
     "my_needy:Noop": "ModuleNotFoundError: No module named 'a_package_that_is_absent'",
     "my_broken:Noop": "cannot be imported: AttributeError: 'int' object has no attribute 'missing'",
@@ -95,6 +97,9 @@ def test_a_class_in_the_working_folder_needs_no_installation(
     with pytest.raises(EditingError, match="there is no module 'editor_at_work'"):
         load_editor("editor_at_work:Noop")
     monkeypatch.chdir(tmp_path / "work")
+    for name in ("editor_at_work", "editor_at_work.py"):
+        with pytest.raises(EditingError, match="is a file here; give its class, too, as in editor_at_work:ClassName"):
+            load_editor(name)
     assert load_editor("editor_at_work:Noop").name == "noop"
     assert load_editor("my_editor:Noop").name == "noop" and sys.path[-1] == str(tmp_path / "work")
     sys.modules.pop("editor_at_work")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 
@@ -37,16 +38,27 @@ def test_a_defect_exits_with_one_and_its_reason(capsys: pytest.CaptureFixture[st
     status = main(["check-editor", "broken_editors:Effect", "--models", "gpt2", "--checks", "save,effect"])
     out = capsys.readouterr().out
     assert status == 1
-    assert "effect, gpt2: the answer to" in out
+    assert "effect on gpt2: the answer to" in out
     assert out.splitlines()[-1] == "1 passed, 1 failed, 0 exempt"
 
 
 def test_an_unexpected_error_shows_its_traceback_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["check-editor", "broken_editors:GradientsOff", "--models", "gpt2", "--checks", "gradients_off"]
     assert main(words) == 1
-    assert "Traceback" not in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "Traceback" not in out and "--traceback prints where" in out
+    assert re.search(r"AssertionError: .*\(.*broken_editors\.py, line \d+\)", out)
     assert main([*words, "--traceback"]) == 1
     assert "assert torch.is_grad_enabled()" in capsys.readouterr().out
+
+
+def test_checks_that_fail_alike_share_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["check-editor", "broken_editors:Diverges", "--models", "gpt2", "--checks", "effect,save,generation"]
+    assert main(words) == 1
+    out = capsys.readouterr().out
+    (line,) = (line for line in out.splitlines() if line.startswith("effect") and " on " in line)
+    assert line.startswith("effect, save, generation on gpt2: EditingError: the update of transformer.h.1.mlp.c_proj")
+    assert "is not finite" in line and "dense/" not in out
 
 
 def test_exemptions_are_printed_with_their_reason(capsys: pytest.CaptureFixture[str]) -> None:

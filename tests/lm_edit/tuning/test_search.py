@@ -161,3 +161,13 @@ def test_efficacy_alone_and_editors_without_settings_to_search_are_refused(tiny)
         search.search(*tiny, "r_rome", {}, {}, [plain_case], quiet=True)
     with pytest.raises(EditingError, match="changes prompts, not the model"):
         search.search(*tiny, "ice", {}, {}, CASES, quiet=True)
+
+
+def test_a_line_names_the_settings_that_no_candidate_varies(tiny):
+    """An editor of another package may call its step anything."""
+    lines = [list(search._not_searched("kn", tiny[0], {}, vary, 3)) for vary in ({}, {"threshold": [0.1, 0.2]})]
+    assert lines[0] == [
+        "not searched: threshold, sharing, erase, write; --vary 'threshold=VALUE;VALUE' searches one of them"
+    ]
+    assert lines[1][0].startswith("not searched: sharing, erase, write;")
+    assert not list(search._not_searched("rome", tiny[0], {}, {"layers": [[1]]}, 3))
