@@ -49,6 +49,7 @@ ALLOWED = {
     "lm_edit/figures/evk/evk_map.py": "vectors of lm-edit embed, without torch",
     "lm_edit/sweeps/execution/kept_process.py": "logs of runs, and messages between its two processes",
     "lm_edit/sweeps/execution/runs.py": "logs and locks of runs",
+    "lm_edit/sweeps/checking/tasks.py": "words in the task files of lm-eval",
     "lm_edit/stats.py": "headers of a cache; damage is logged and skipped",
     "lm_edit/imports/npz_file.py": "the reader of statistics of other projects; no array of objects",
     "lm_edit/imports/torch_file.py": "the reader of plain tensors of torch.save; nothing is executed",

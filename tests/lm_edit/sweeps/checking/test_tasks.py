@@ -15,6 +15,7 @@ def test_tasks_of_lm_eval_are_found_without_the_index_of_all(monkeypatch: pytest
     for name in ("ifeval", "arc_challenge", "truthfulqa_mc2", "gsm8k", "bake_rq"):
         assert leaf_tasks(name) == (name,)
     assert benchmarks_of("arc_easy") == []
+    assert len(leaf_tasks("mmlu_stem_tasks")) == 19 and "mmlu_anatomy" in leaf_tasks("mmlu")  # tags of one folder
 
 
 def test_others_are_looked_up_among_all(monkeypatch: pytest.MonkeyPatch) -> None:
