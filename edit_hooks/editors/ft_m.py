@@ -49,7 +49,7 @@ from edit_hooks.gradient.side_by_side import EditBatch, make_adam, split_edits
 from edit_hooks.gradient.stepping.fixed_steps import FixedSteps
 from edit_hooks.gradient.weight_copies import BlockCopies, WeightCopies
 from edit_hooks.modeling.architectures import architecture_of, input_device
-from edit_hooks.modeling.device.run_ahead import runs_ahead
+from edit_hooks.modeling.device.run_ahead import LateRead, launch_early, runs_ahead
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.linear_maps import is_linear_map
 from edit_hooks.modeling.memory import bytes_per_token, free_bytes
@@ -219,11 +219,13 @@ def train_rows(job: EditJob[FTConfigT], rows: Sequence[LabeledRow], rule: Traini
         for chunk in chunks.of_pass():
             with copies.used_by_model():
                 loss = rule.loss(chunk.nll(), chunk.rows)
-            value = float(loss.detach())
+            read = LateRead(loss)
+            optimizer.zero_grad()
+            set_gradients = launch_early(loss.device, loss.backward)
+            value = float(read.wait())
             total += value * len(chunk.rows.ids_RT)
             if value >= config.early_stop_loss:
-                optimizer.zero_grad()
-                loss.backward()
+                set_gradients()
                 rule.step(optimizer, [copies])
                 num_steps += 1
             copies.project(config.norm_constraint)
@@ -289,7 +291,7 @@ class _Chunks(Generic[FTConfigT]):
         part = copy.copy(whole)
         keep_R = torch.zeros(len(self.rows), dtype=torch.bool)
         keep_R[list(group)] = True
-        part.select(keep_R.to(whole.rows.ids_RT.device))
+        part.select(keep_R)
         return part
 
     def _states_fit(self) -> bool:
@@ -387,16 +389,16 @@ class _SideBySide(Generic[FTConfigT]):
         states = [group.label_states() for group in self.groups]
         nlls = shared_nll(states, [group.forward for group in self.groups])
         losses = [mean_per_row(nll_L, group.forward.rows) for nll_L, group in zip(nlls, self.groups, strict=True)]
-        running = []
-        read = torch.cat([loss_E.detach() for loss_E in losses]).cpu()  # the only values that a GPU is asked for
-        for loss_E, group in zip(read.split([len(loss_E) for loss_E in losses]), self.groups, strict=True):
+        read = LateRead(torch.cat(losses))
+        self.optimizer.zero_grad()
+        set_gradients = launch_early(losses[0].device, torch.cat(losses).sum().backward)
+        values = read.wait().split([len(loss_E) for loss_E in losses])
+        for group, loss_E in zip(self.groups, values, strict=True):
             for edit, loss in zip(group.edits, loss_E.tolist(), strict=True):
                 self.losses[edit].append(loss)
-            running.append(loss_E >= config.early_stop_loss)
+        running = [loss_E >= config.early_stop_loss for loss_E in values]
         if any(keep_E.any() for keep_E in running):
-            self.optimizer.zero_grad()
-            pairs = zip(losses, running, strict=True)
-            torch.cat([loss_E if keep_E.all() else loss_E[keep_E] for loss_E, keep_E in pairs]).sum().backward()
+            set_gradients()
         for group, keep_E in zip(self.groups, running, strict=True):
             if not keep_E.all():
                 self._finish(group, ~keep_E, stopped_early=True)
@@ -431,7 +433,7 @@ class _Group:
 
     def select(self, keep_E: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
         self.edits = [edit for edit, keep in zip(self.edits, keep_E.tolist(), strict=True) if keep]
-        self.forward.select(keep_E.to(self.forward.rows.ids_RT.device))
+        self.forward.select(keep_E)
         self.copies.select(keep_E, optimizer)
 
 

@@ -237,7 +237,7 @@ class _Training:
                         optimizer.step()
                 rounds.next()
         count = sum(len(chunk.rows.token_L) for chunk in chunks)
-        losses = [sum(map(float, of_chunks)) / count for of_chunks in passes]
+        losses = [sum(of_chunks) / count for of_chunks in torch.stack(list(map(torch.stack, passes))).tolist()]
         return self._delta(adapters, losses)
 
     def train_side_by_side(self, rows: Sequence[LabeledRow]) -> list[Delta]:
@@ -298,8 +298,7 @@ class _Training:
         with torch.no_grad():
             history.append(torch.cat(self._losses(groups, is_training=False)))
         sizes = [len(group.edits) for group in groups]
-        by_pass = [losses_E.split(sizes) for losses_E in history]
-        return [[losses[number].tolist() for losses in by_pass] for number in range(len(groups))]
+        return [losses_SE.tolist() for losses_SE in torch.stack(history).cpu().split(sizes, 1)]
 
     def _losses(self, groups: Sequence[_Group], is_training: bool) -> list[torch.Tensor]:
         """Losses [E] of every group."""

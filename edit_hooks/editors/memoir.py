@@ -308,12 +308,14 @@ def _train(
     late: LateRead | None = None
     num_steps = 0
     leaf: list[torch.Tensor] = []
+    own_P: list[torch.Tensor] = []
 
     def with_memory(x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
         if not leaf:
             dtype = torch.promote_types(output_RTD.dtype, torch.float32)
             leaf.append(start_DP.to(output_RTD.device, dtype).clone().requires_grad_())
-        x_RTP = at_least_float32(x_RTF)[..., columns_P.to(x_RTF.device)].to(leaf[0])
+            own_P.append(columns_P.to(x_RTF.device))
+        x_RTP = at_least_float32(x_RTF)[..., own_P[0]].to(leaf[0])
         return (at_least_float32(output_RTD) + x_RTP @ leaf[0].T).to(output_RTD.dtype)
 
     with torch.enable_grad():

@@ -246,7 +246,7 @@ def _nll_under_own_delta(model: PreTrainedModel, batch: LabelForward, deltas: Se
     parts = []
     for row, delta in enumerate(deltas):
         own = copy.copy(batch)
-        own.select(torch.arange(len(deltas), device=batch.rows.row_L.device) == row)
+        own.select(torch.arange(len(deltas)) == row)
         with edited(model, delta):
             parts.append(own.nll())
     return torch.cat(parts)  # labels are in the order of the rows

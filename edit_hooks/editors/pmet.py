@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -41,8 +42,9 @@ from edit_hooks.locate.values.reference_forward import ReferenceForward
 from edit_hooks.locate.values.suffix_forward import CachedModule, RowGroup, SuffixForward, add_at_first
 from edit_hooks.locate.values.value_batch import ReadActivations, Site, SiteActivations, ValueBatch, ValueProblem
 from edit_hooks.locate.values.value_optimization import ValueLimits, split_problems
-from edit_hooks.locate.values.value_steps import AdamState, OptimizedValue, Term, mean_over_labels
+from edit_hooks.locate.values.value_steps import AdamState, OptimizedValue, Term, label_mean
 from edit_hooks.modeling.architectures import input_device
+from edit_hooks.modeling.device.run_ahead import LateRead, launch_early
 from edit_hooks.modeling.forward.vocab_loss import VocabLosses, vocab_losses
 from edit_hooks.modeling.hooks import frozen, hooks, on_output, record_at
 from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE
@@ -183,15 +185,21 @@ class _Evaluation(NamedTuple):
 
 
 class _PairOptimization:
-    """Both offsets of every edit of one batch, optimized by Adam."""
+    """Both offsets of every edit of one batch, optimized by Adam.
+
+    Attributes:
+        edits: numbers of the running edits, by position in the batch.
+    """
 
     def __init__(self, forward: PairForward, config: PMETConfig, terms: Sequence[Term], max_logits: int) -> None:
         num_edits = len(forward.batch.kl_row_E)
         self.forward, self.config, self.terms, self.max_logits = forward, config, terms, max_logits
         self.values = [_initial_value(forward, edit) for edit in range(num_edits)]
+        self.edits = list(range(num_edits))
         first_row_E = torch.stack([(forward.batch.edit_R == edit).nonzero()[0, 0] for edit in range(num_edits)])
         self.state = AdamState.start(forward.activations.site_RD[first_row_E].view(num_edits, 2, -1))
         self.nll_factor_E = torch.full_like(self.state.v0_norm_E[:, 0], config.nll_factor)
+        self.mean = label_mean(forward.batch)
 
     def run(self, progress: Callable[[int], None]) -> list[PairValue]:
         """Optimize until every edit has ended.
@@ -199,23 +207,41 @@ class _PairOptimization:
         At most ``num_steps`` evaluations, one update fewer.
         """
         for step in range(self.config.num_steps):
-            delta_E2D = self.state.delta_ED.detach().requires_grad_(True)
-            evaluation = self._evaluate(delta_E2D, step)
-            self.state.record(self.values, evaluation.total_E, evaluation.parts)
-            done_E = evaluation.ends_E | (step == self.config.num_steps - 1)
-            self._finish(done_E, evaluation.ends_E)
-            progress(int(done_E.sum()))
-            if done_E.all():
+            num_running = len(self.edits)
+            self._step(step, is_last=step == self.config.num_steps - 1)
+            progress(num_running - len(self.edits))
+            if not self.edits:
                 break
-            (gradient_E2D,) = torch.autograd.grad(evaluation.total_E[~done_E].sum(), delta_E2D)
-            nll_factor = self.config.nll_factor
-            # not torch.where of two numbers, which are in torch's default precision
-            self.nll_factor_E = torch.full_like(self.nll_factor_E, nll_factor).masked_fill(
-                evaluation.is_satisfied_E, SATISFIED_NLL_SHARE * nll_factor
-            )
-            self._select(~done_E)
-            self.state.update(gradient_E2D[~done_E], self.config.lr, self.config.clamp_factor)
         return self.values
+
+    def _step(self, step: int, *, is_last: bool) -> None:
+        """One evaluation; edits that end leave the batch, the others are updated."""
+        delta_E2D = self.state.delta_ED.detach().requires_grad_(True)
+        total_E, parts, is_satisfied_E, ends_E = self._evaluate(delta_E2D, step)
+        read = LateRead(torch.stack([total_E, *parts.values(), ends_E.to(total_E)], 1))
+        differentiate: Callable[[], tuple[torch.Tensor, ...]] = functools.partial(
+            torch.autograd.grad, total_E.sum(), delta_E2D
+        )
+        if not is_last:
+            differentiate = launch_early(total_E.device, differentiate)
+        rows = read.wait()
+        for edit, row in zip(self.edits, rows.tolist(), strict=True):
+            self.values[edit].losses.append(dict(zip(("loss", *parts), row, strict=False)))
+        is_ended_E = rows[:, -1].bool()
+        keep_E = torch.zeros_like(is_ended_E) if is_last else ~is_ended_E
+        if not keep_E.any():
+            self._finish(keep_E, is_ended_E)
+            return
+        (gradient_E2D,) = differentiate()
+        nll_factor = self.config.nll_factor
+        # not torch.where of two numbers, which are in torch's default precision
+        self.nll_factor_E = torch.full_like(self.nll_factor_E, nll_factor).masked_fill(
+            is_satisfied_E, SATISFIED_NLL_SHARE * nll_factor
+        )
+        if not keep_E.all():
+            self._finish(keep_E, is_ended_E)
+            gradient_E2D = gradient_E2D[keep_E.to(gradient_E2D.device)]
+        self.state.update(gradient_E2D, self.config.lr, self.config.clamp_factor)
 
     def _evaluate(self, delta_E2D: torch.Tensor, step: int) -> _Evaluation:
         batch, config, state = self.forward.batch, self.config, self.state
@@ -226,7 +252,7 @@ class _PairOptimization:
         # The gradient of the norm at zero is zero, as torch.norm defines it.
         decay_E = (delta_E2D.norm(dim=2) / state.v0_norm_E**2).sum(1)
         parts = {
-            "nll": self.nll_factor_E * mean_over_labels(batch, losses.nll_L, flat_EW),
+            "nll": self.nll_factor_E * self.mean(losses.nll_L, flat_EW),
             "kl": config.kl_factor * losses.kl_E.to(flat_EW),
             "weight_decay": config.weight_decay * decay_E,
         }
@@ -248,26 +274,27 @@ class _PairOptimization:
         )
         return num_missed_E == 0
 
-    def _finish(self, done_E: torch.Tensor, ends_E: torch.Tensor) -> None:
-        """Write the offsets of finished edits into their values."""
+    def _finish(self, keep_E: torch.Tensor, is_ended_E: torch.Tensor) -> None:
+        """Write the offsets of edits that are not kept into their values, and drop these edits; masks on the CPU."""
         state = self.state
-        for index in done_E.nonzero()[:, 0].tolist():
-            value = self.values[int(state.edits_E[index])]
+        for index in (~keep_E).nonzero()[:, 0].tolist():
+            value = self.values[self.edits[index]]
             attention_delta_D, delta_D = state.delta_ED[index]
             value.attention_delta_D, value.delta_D = attention_delta_D.clone(), delta_D.clone()
             value.num_updates = state.num_updates
-            value.stop_reason = "loss" if ends_E[index] else "steps"
+            value.stop_reason = "loss" if is_ended_E[index] else "steps"
             bound = self.config.clamp_factor * state.v0_norm_E[index, 1]
             value.clamped = bool(value.delta_D.norm() >= bound * (1 - 1e-5)) and state.num_updates > 0
-
-    def _select(self, keep_E: torch.Tensor) -> None:
-        """Drop finished edits."""
-        self.state.select(keep_E)
+        self.edits = [edit for edit, keep in zip(self.edits, keep_E.tolist(), strict=True) if keep]
+        if not self.edits:
+            return
+        keep_E = keep_E.to(state.edits_E.device)
+        state.select(keep_E)
         self.nll_factor_E = self.nll_factor_E[keep_E]
-        if not keep_E.all():
-            self.forward.select(keep_E)
-            for term in self.terms:
-                term.select(keep_E)
+        self.forward.select(keep_E)
+        for term in self.terms:
+            term.select(keep_E)
+        self.mean = label_mean(self.forward.batch)
 
 
 def _initial_value(forward: PairForward, edit: int) -> PairValue:

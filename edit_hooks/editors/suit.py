@@ -54,8 +54,9 @@ from edit_hooks.locate.values.value_steps import (
     ValueSettings,
     adam_scales,
     initial_values,
-    mean_over_labels,
+    label_mean,
 )
+from edit_hooks.modeling.device.run_ahead import LateRead, launch_early, upload
 from edit_hooks.modeling.forward.vocab_loss import OriginalLogits, vocab_losses
 from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.tokens import encode
@@ -271,7 +272,7 @@ def solve_directions(
     results = batch.results
     pairs_E2D = first_pairs(batch.bare_ED, batch.gradient_at_zero())
     state = AdamState.start(pairs_E2D)
-    running_E = torch.ones(len(results), dtype=torch.bool, device=pairs_E2D.device)
+    running_E = torch.ones(len(results), dtype=torch.bool)  # on the CPU
     for step in range(settings.num_steps):
         is_last = step == settings.num_steps - 1
         state.delta_ED = pairs_E2D.detach().requires_grad_(True)
@@ -284,24 +285,32 @@ def solve_directions(
             for term in terms:
                 parts[term.name] = term.loss(exchange(batch.bare_ED, state.delta_ED), step)
                 total_E = total_E + parts[term.name]
-        done_E = running_E & (below_E | is_last)
-        rows = torch.stack([total_E, *parts.values()], 1).tolist()
+        read = LateRead(torch.stack([total_E, *parts.values(), cosine_E, below_E.to(total_E)], 1))
+        differentiate: Callable[[], tuple[torch.Tensor, ...]] = functools.partial(
+            torch.autograd.grad, total_E.sum(), state.delta_ED
+        )
+        if not is_last:
+            differentiate = launch_early(total_E.device, differentiate)
+        rows_EP = read.wait()
+        is_below_E = rows_EP[:, -1].bool()
+        done_E = running_E & (is_below_E | is_last)
         for index in running_E.nonzero()[:, 0].tolist():
-            results[index].losses.append(dict(zip(("loss", *parts), rows[index], strict=True)))
+            *losses, results[index].notes["cosine"], _ = rows_EP[index].tolist()
+            results[index].losses.append(dict(zip(("loss", *parts), losses, strict=True)))
             results[index].num_updates = step
         for index in done_E.nonzero()[:, 0].tolist():
             value = results[index]
             value.delta_D = exchange(value.v0_D[None], pairs_E2D[index][None])[0]
-            value.stop_reason = "loss" if below_E[index] else "steps"
-            value.notes["cosine"] = float(cosine_E[index].detach())
+            value.stop_reason = "loss" if is_below_E[index] else "steps"
         progress(int(done_E.sum()))
         running_E = running_E & ~done_E
         if not running_E.any():
             break
-        (gradient_E2D,) = torch.autograd.grad(total_E[running_E].sum(), state.delta_ED)
+        (gradient_E2D,) = differentiate()
         scales = adam_scales(step + 1, settings.lr / pairs_E2D.shape[-1] ** 0.5)
         stepped_E2D = nn.functional.normalize(state.stepped(gradient_E2D, *scales, float("inf")).detach(), dim=2)
-        pairs_E2D = torch.where(running_E[:, None, None], stepped_E2D, pairs_E2D)
+        moves_E11 = upload(running_E, pairs_E2D.device)[:, None, None]
+        pairs_E2D = torch.where(moves_E11, stepped_E2D, pairs_E2D)
     return results
 
 
@@ -318,6 +327,7 @@ class _Batch:
         self.results = initial_values(forward.activations, forward.batch)
         self.bare_ED = torch.stack([value.v0_D for value in self.results])
         self._original: OriginalLogits | None = None
+        self.mean = label_mean(self.batch)
         # A forward pass adds an offset per edit of its batch; here every row is one.
         forward.batch = replace(forward.batch, edit_R=torch.arange(len(self.edit_R), device=self.edit_R.device))
 
@@ -328,7 +338,7 @@ class _Batch:
             self.forward.lm_head, states_ND, tokens_L, self._original, self.max_logits, needs_gradient
         )
         self._original = losses.original  # for a KL term that is not used
-        return mean_over_labels(self.batch, losses.nll_L, offset_RD[: len(self.results), 0])
+        return self.mean(losses.nll_L, offset_RD[: len(self.results), 0])
 
     def gradient_at_zero(self) -> torch.Tensor:
         """Gradient [E, d] of the loss with respect to an offset that all rows of an edit share."""

@@ -23,6 +23,7 @@ from torch import nn
 
 from edit_hooks.gradient.labeled_rows import LabeledRows, attention_of
 from edit_hooks.modeling.architectures import architecture_of, decoder_of, num_layers
+from edit_hooks.modeling.device.run_ahead import upload
 from edit_hooks.modeling.forward.lm_head import ModelHead, default_max_logits
 from edit_hooks.modeling.forward.vocab_loss import vocab_losses
 from edit_hooks.modeling.hooks import (
@@ -52,7 +53,7 @@ class LabelForward(Protocol):
         """Negative log-likelihood [L] of every label in nats, on the device of the rows; differentiable."""
 
     def select(self, keep_R: torch.Tensor) -> None:
-        """Drop rows (boolean mask)."""
+        """Drop rows (boolean mask on the CPU)."""
 
 
 class PlainLabelForward:
@@ -120,9 +121,9 @@ class _Positions(NamedTuple):
 
     @classmethod
     def of(cls, rows: LabeledRows) -> _Positions:
-        width = rows.ids_RT.shape[1]
-        position_P, index_L = (rows.row_L * width + rows.column_L).unique(return_inverse=True)
-        return cls(position_P // width, position_P % width, index_L)
+        (row_L, column_L), (width, device) = rows.places_2L, (rows.ids_RT.shape[1], rows.ids_RT.device)
+        position_P, index_L = (row_L * width + column_L).unique(return_inverse=True)
+        return cls(*(upload(one, device) for one in (position_P // width, position_P % width, index_L)))
 
 
 class CachedLabelForward:
@@ -206,14 +207,15 @@ class CachedLabelForward:
     def select(self, keep_R: torch.Tensor) -> None:
         self.rows = self.rows.select(keep_R)
         self.positions = _Positions.of(self.rows)
+        rows_K = keep_R.nonzero()[:, 0]
         self.outputs = [
-            output._replace(hidden=output.hidden[keep_R.to(output.hidden.device)]) for output in self.outputs
+            output._replace(hidden=output.hidden[upload(rows_K, output.hidden.device)]) for output in self.outputs
         ]
 
     def end_at_labels(self) -> None:
         """Drop the columns after the last label, which no loss depends on."""
         assert self.rows.position_RT is None, "the mask of a tree has columns of its own"
-        width = int(self.rows.column_L.max()) + 1
+        width = int(self.rows.places_2L[1].max()) + 1
         self.rows = replace(self.rows, ids_RT=self.rows.ids_RT[:, :width], mask_RT=self.rows.mask_RT[:, :width])
         self.outputs = [output._replace(hidden=output.hidden[:, :width]) for output in self.outputs]
 

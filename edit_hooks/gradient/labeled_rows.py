@@ -19,7 +19,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.modeling.architectures import architecture_of, head_of, input_device
-from edit_hooks.modeling.device.run_ahead import runs_ahead
+from edit_hooks.modeling.device.run_ahead import runs_ahead, upload
 from edit_hooks.modeling.forward.kv_cache import right_padded
 from edit_hooks.modeling.forward.prefix_attention import fused_attention
 from edit_hooks.modeling.hooks import (
@@ -63,7 +63,7 @@ class LabeledRows:
     Attributes:
         ids_RT, mask_RT: token ids, padded on the right, and their attention mask; of prefix trees [R, 1, T, T].
         position_RT: the positions of prefix trees.
-        row_L, column_L, token_L: the labels.
+        row_L, column_L, token_L: the labels. places_2L: rows and columns on the CPU, where they are known.
         first_block: the first block that still has to run.
         lower_output: cached output [R, T, D] of the block below ``first_block``; ``None`` without a cache.
     """
@@ -73,10 +73,24 @@ class LabeledRows:
     row_L: torch.Tensor
     column_L: torch.Tensor
     token_L: torch.Tensor
+    places_2L: torch.Tensor
     first_block: int = 0
     lower_output: CachedOutput | None = None
     position_RT: torch.Tensor | None = None
     _counts_L: torch.Tensor | None = field(default=None, init=False, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        ids_RT: torch.Tensor,
+        mask_RT: torch.Tensor,
+        labels: Sequence[tuple[int, int, int]],
+        position_RT: torch.Tensor | None = None,
+    ) -> LabeledRows:
+        """A batch on the device of its ids; labels are rows, columns and tokens."""
+        labels_3L = torch.tensor(labels).T
+        row_L, column_L, token_L = upload(labels_3L, ids_RT.device)
+        return cls(ids_RT, mask_RT, row_L, column_L, token_L, labels_3L[:2], position_RT=position_RT)
 
     def inputs(self) -> dict[str, torch.Tensor]:
         """Arguments of the model or its decoder."""
@@ -84,24 +98,28 @@ class LabeledRows:
         return inputs if self.position_RT is None else {**inputs, "position_ids": self.position_RT}
 
     def counts_L(self) -> torch.Tensor:
-        """For every label, the number of labels of its row; counted once, because a GPU waits for it."""
+        """For every label, the number of labels of its row."""
         if self._counts_L is None:
-            self._counts_L = torch.bincount(self.row_L, minlength=len(self.ids_RT))[self.row_L]
+            self._counts_L = upload(torch.bincount(self.places_2L[0])[self.places_2L[0]], self.row_L.device)
         return self._counts_L
 
     def select(self, keep_R: torch.Tensor) -> LabeledRows:
-        """The batch with some of its rows (boolean mask) and their labels."""
-        keep_L, new_row_R = keep_R[self.row_L], keep_R.cumsum(0) - 1
-        lower = self.lower_output
+        """The batch with some of its rows (boolean mask on the CPU) and their labels."""
+        device, lower = self.ids_RT.device, self.lower_output
+        rows_K, label_M = keep_R.nonzero()[:, 0], keep_R[self.places_2L[0]].nonzero()[:, 0]
+        places_2M = self.places_2L[:, label_M]
+        places_2M[0] = (keep_R.cumsum(0) - 1)[places_2M[0]]
+        (row_M, column_M), own_K = upload(places_2M, device), upload(rows_K, device)
         return replace(
             self,
-            ids_RT=self.ids_RT[keep_R],
-            mask_RT=self.mask_RT[keep_R],
-            position_RT=None if self.position_RT is None else self.position_RT[keep_R],
-            row_L=new_row_R[self.row_L[keep_L]],
-            column_L=self.column_L[keep_L],
-            token_L=self.token_L[keep_L],
-            lower_output=lower and lower._replace(hidden=lower.hidden[keep_R.to(lower.hidden.device)]),
+            ids_RT=self.ids_RT[own_K],
+            mask_RT=self.mask_RT[own_K],
+            position_RT=None if self.position_RT is None else self.position_RT[own_K],
+            row_L=row_M,
+            column_L=column_M,
+            token_L=self.token_L[upload(label_M, device)],
+            places_2L=places_2M,
+            lower_output=lower and lower._replace(hidden=lower.hidden[upload(rows_K, lower.hidden.device)]),
         )
 
 
@@ -155,8 +173,7 @@ def batch_rows(model: Any, rows: Sequence[LabeledRow], *, in_buckets: bool = Fal
         missing = -ids_RT.shape[1] % ROW_STEP
         ids_RT, mask_RT = (nn.functional.pad(part_RT, (0, missing)) for part_RT in (ids_RT, mask_RT))
     labels = [(index, column, token) for index, row in enumerate(rows) for column, token in row.labels]
-    row_L, column_L, token_L = (torch.tensor(values, device=device) for values in zip(*labels, strict=True))
-    return LabeledRows(ids_RT, mask_RT, row_L, column_L, token_L)
+    return LabeledRows.of(ids_RT, mask_RT, labels)
 
 
 @torch.no_grad()

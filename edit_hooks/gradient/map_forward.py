@@ -26,6 +26,7 @@ from edit_hooks.gradient.labeled_rows import LabeledRows
 from edit_hooks.memory.replay import PAD
 from edit_hooks.memory.side_memory import activation_shift, output_with_delta, row_distance
 from edit_hooks.modeling.architectures import decoder_of, input_device, is_transposed
+from edit_hooks.modeling.device.run_ahead import upload
 from edit_hooks.modeling.hooks import Registration, hooks, outputs_replaced, stop_after
 
 # Input [R, T, F] and original output [R, T, D] of the map -> output to use, in the dtype of the original one.
@@ -86,8 +87,8 @@ class CachedMapForward:
             self.forward = CachedLabelForward(model, rows, [name])
         (self.activations,), (mask_RT,) = activations, masks
         self.forward.rows = replace(rows, mask_RT=mask_RT.to(rows.ids_RT.device))
-        has_label_R = torch.bincount(rows.row_L, minlength=len(rows.ids_RT)) > 0
-        self.labeled_rows = has_label_R.nonzero()[:, 0]
+        has_label_R = torch.bincount(rows.places_2L[0], minlength=len(rows.ids_RT)) > 0
+        self.labeled_rows = upload(has_label_R.nonzero()[:, 0], rows.ids_RT.device)
         self.forward.select(has_label_R)
         self.forward.end_at_labels()
 

@@ -36,7 +36,7 @@ INDEXING = (
     aten.index_put_.default,
     aten._index_put_impl_.default,
 )
-READS = (torch.Tensor.tolist, torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.Tensor.storage)
+READS = (torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.Tensor.storage)
 FREE_MEMORY = (8 << 30, 16 << 30)  # bytes: free, in all
 
 
@@ -91,6 +91,8 @@ class _Builders(TorchFunctionMode):
             return function(*args, **kwargs).to(device)
         if function is torch.Tensor.new_tensor:
             return torch.tensor(args[1], dtype=args[0].dtype).to(args[0].device)
+        if function is torch.Tensor.tolist and isinstance(args[0], Remote):
+            return args[0].cpu().tolist()
         if function in READS and isinstance(args[0], Remote):
             return function(args[0].local)
         if function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):

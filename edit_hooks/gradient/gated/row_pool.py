@@ -102,8 +102,7 @@ class Bundle(NamedTuple):
             for nodes, row in zip(tree.nodes, group, strict=True)
             for column, token in row.labels
         ]
-        row_L, column_L, token_L = torch.tensor(labels, device=inputs.ids_RN.device).unbind(1)
-        batch = LabeledRows(inputs.ids_RN, inputs.mask_R1NN, row_L, column_L, token_L, position_RT=inputs.position_RN)
+        batch = LabeledRows.of(inputs.ids_RN, inputs.mask_R1NN, labels, inputs.position_RN)
         return cls(batch, places, [length for tree in trees for length in tree.shared])
 
     def spread(self, states: Sequence[torch.Tensor]) -> torch.Tensor:

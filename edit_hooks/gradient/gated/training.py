@@ -35,6 +35,7 @@ from edit_hooks.gradient.gated.row_pool import POOLS, RowPool
 from edit_hooks.gradient.labeled_rows import LabeledRow
 from edit_hooks.gradient.side_by_side import make_adam, split_edits
 from edit_hooks.gradient.weight_copies import WeightCopies
+from edit_hooks.modeling.device.run_ahead import upload
 from edit_hooks.modeling.forward.lm_head import WHOLE_VOCAB
 from edit_hooks.utils.progress import Rounds
 from edit_hooks.utils.settings.numbers import NON_NEGATIVE, POSITIVE
@@ -264,28 +265,42 @@ class GatedTraining:
             chosen.append([self.starts[id(fact)] + row for row in (*range(trained), *(trained + z for z in drawn))])
         with self.copies.used_by_model():
             logits = self.pool.logits(chosen, [fact.tokens_U for fact in facts])
+        parts = [
+            self._parts(fact, rows, own.log_softmax(1)) for fact, rows, own in zip(facts, chosen, logits, strict=True)
+        ]
+        values = iter(torch.stack([part.detach() for own in parts for part in own]).tolist())  # one read for all facts
         return [
-            self._loss(fact, rows, own.log_softmax(1)) for fact, rows, own in zip(facts, chosen, logits, strict=True)
+            self._gated(fact, own, list(itertools.islice(values, len(own))))
+            for fact, own in zip(facts, parts, strict=True)
         ]
 
-    def _loss(self, fact: GatedFact, rows: Sequence[int], logprobs_LU: torch.Tensor) -> torch.Tensor:
+    def _parts(self, fact: GatedFact, rows: Sequence[int], logprobs_LU: torch.Tensor) -> list[torch.Tensor]:
+        """The losses l_k, and behind them the divergence if locality prompts were drawn."""
         target_L = fact.target_L.to(logprobs_LU.device)  # a selection of tokens may be on another device than all
-        losses = []
+        found = []
         parts = zip(logprobs_LU[: len(target_L)].split(fact.counts), target_L.split(fact.counts), strict=True)
         for k, (own_LU, own_L) in enumerate(parts):
             if k in fact.teacher_LU:
-                losses.append(_divergence(fact.teacher_LU[k], own_LU))
+                found.append(_divergence(fact.teacher_LU[k], own_LU))
             else:
-                losses.append(-own_LU.gather(1, own_L[:, None]).mean())
-        loss_K = torch.stack(losses)
-        loss = loss_K[loss_K.detach() > self.config.learned_nll].sum() / len(loss_K)
-        fact.losses.append(loss_K.tolist())
+                found.append(-own_LU.gather(1, own_L[:, None]).mean())
         if len(rows) > len(fact.trained):
             first = self.starts[id(fact)] + len(fact.trained)
-            before_ZU = fact.before_ZU[[row - first for row in rows[len(fact.trained) :]]]
-            kl = _divergence(before_ZU, logprobs_LU[len(target_L) :])
-            fact.divergences.append(float(kl.detach()))
-            loss = loss + self.config.locality_weight * kl
+            drawn = torch.tensor([row - first for row in rows[len(fact.trained) :]])
+            before_ZU = fact.before_ZU[upload(drawn, fact.before_ZU.device)]
+            found.append(_divergence(before_ZU, logprobs_LU[len(target_L) :]))
+        return found
+
+    def _gated(self, fact: GatedFact, parts: Sequence[torch.Tensor], values: list[float]) -> torch.Tensor:
+        """The loss of a fact, of its parts and their values, which are recorded."""
+        count, bound = len(fact.trained), self.config.learned_nll
+        loss_K = torch.stack(list(parts[:count]))
+        is_open_K = torch.tensor([value > bound for value in values[:count]])
+        loss = loss_K[upload(is_open_K.nonzero()[:, 0], loss_K.device)].sum() / count
+        fact.losses.append(values[:count])
+        if len(parts) > count:
+            fact.divergences.append(values[count])
+            loss = loss + self.config.locality_weight * parts[count]
         return loss
 
     def _diagnostics(self, facts: Sequence[GatedFact], num_steps: int) -> dict[str, Any]:

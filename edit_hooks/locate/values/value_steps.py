@@ -9,6 +9,7 @@ width, f MLP width.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -23,6 +24,7 @@ from edit_hooks.locate.values.value_batch import (
     ValueForward,
     padded_to_step,
 )
+from edit_hooks.modeling.device.run_ahead import runs_ahead
 from edit_hooks.modeling.forward.vocab_loss import OriginalLogits, vocab_losses
 
 ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
@@ -225,6 +227,13 @@ def mean_over_labels(batch: ValueBatch, nll_L: torch.Tensor, like_E: torch.Tenso
     """
     weighted_L = nll_L.to(like_E) / _label_counts(batch)
     return like_E.new_zeros(len(like_E)).index_add(0, _edit_of_label(batch), weighted_L)
+
+
+def label_mean(batch: ValueBatch) -> LabelMean:
+    """The mean over the labels of a batch, on its device."""
+    if runs_ahead(batch.edit_R.device):
+        return GatheredLabels.of(batch)
+    return functools.partial(mean_over_labels, batch)
 
 
 def _edit_of_label(batch: ValueBatch) -> torch.Tensor:

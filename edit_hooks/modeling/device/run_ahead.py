@@ -8,12 +8,15 @@ there and read copies one step late.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from types import ModuleType
+from typing import TypeVar
 
 import torch
 
 from edit_hooks.utils.scopes import NestedStates
 
+T = TypeVar("T")
 KINDS = {"cuda"}  # of devices that run ahead
 
 
@@ -35,6 +38,25 @@ def without_attention_plans() -> contextlib.AbstractContextManager[None]:
     settings = torch.backends.cuda
     allow = settings.enable_cudnn_sdp
     return _attention.changed(settings, settings.cudnn_sdp_enabled(), lambda: allow(False), allow)
+
+
+def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the host on a device; the host does not wait for the copy."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def launch_early(device: torch.device, launch: Callable[[], T]) -> Callable[[], T]:
+    """Launch work before the host reads whether it is wanted, on a device that would wait for the host else.
+
+    Returns:
+        What the caller calls behind the read if the work is wanted: the launch itself on other devices.
+    """
+    if not runs_ahead(device):
+        return launch
+    result = launch()
+    return lambda: result
 
 
 class LateRead:

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from edit_hooks.modeling.architectures import input_device, text_config
+from edit_hooks.modeling.device.run_ahead import upload
 from edit_hooks.modeling.forward.forward_pass import agree, probe_rows
 from edit_hooks.modeling.hooks import frozen
 
@@ -87,7 +88,7 @@ class TreeBatch(NamedTuple):
         dtype = next(model.parameters()).dtype
         dtype = dtype if dtype.is_floating_point else torch.float32
         mask_RNN = torch.zeros(seen_RNN.shape, dtype=dtype).masked_fill(~seen_RNN, torch.finfo(dtype).min)
-        return cls(ids_RN.to(device), position_RN.to(device), mask_RNN[:, None].to(device))
+        return cls(*(upload(one, device) for one in (ids_RN, position_RN, mask_RNN[:, None])))
 
     def inputs(self) -> dict[str, torch.Tensor]:
         """Arguments of a model or decoder."""

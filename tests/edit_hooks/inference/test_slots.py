@@ -226,7 +226,7 @@ def test_steps_do_not_wait_for_the_host(in_slots, monkeypatch: pytest.MonkeyPatc
     advance = slots._SlotBatch.advance
 
     def watched(self: slots._SlotBatch, *args: object) -> torch.Tensor:
-        with HostReads() as reads:
+        with HostReads(of_cpu=True) as reads:
             tokens_B = advance(self, *args)
         # where the rows of each edit are is uploaded in the first step after a refill
         found.extend(read for read in reads.found if "lift_fresh at " not in read or "row_adapters.py" not in read)
