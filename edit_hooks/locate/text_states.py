@@ -17,7 +17,7 @@ Shapes: R texts, T tokens, W written tokens, P other tokens, d residual width, f
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -39,6 +39,8 @@ from edit_hooks.modeling.forward.kv_cache import right_padded
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output, stop_after
 from edit_hooks.modeling.support import contribution_scale
 from edit_hooks.modeling.tensors import at_least_float32
+
+MAX_TOKENS = 2**14  # of one forward pass, padding included
 
 
 class StatedText(NamedTuple):
@@ -104,36 +106,63 @@ def write_by_keys(editor: LayerSystem, job: EditJob[Any], texts: Sequence[Stated
         return [_write_group(editor, job, [texts[index] for index in group]) for group in groups]
 
 
+class _Written(NamedTuple):
+    """The texts of a group, and the places of their written tokens, text by text."""
+
+    batch: TextBatch
+    row_W: torch.Tensor
+    column_W: torch.Tensor
+
+    @classmethod
+    def of(cls, texts: Sequence[StatedText], pad: int | None, device: torch.device) -> _Written:
+        row_W = torch.tensor([row for row, text in enumerate(texts) for _ in text.positions])
+        column_W = torch.tensor([position for text in texts for position in text.positions])
+        return cls(TextBatch.of([text.ids for text in texts], pad, device), row_W, column_W)
+
+    def parts(self) -> Iterator[_Written]:
+        """The texts in passes of at most :data:`MAX_TOKENS` tokens, all as wide as before."""
+        ids_RT, mask_RT = self.batch
+        num_rows = max(1, MAX_TOKENS // ids_RT.shape[1])
+        for start in range(0, len(ids_RT), num_rows):
+            rows = slice(start, start + num_rows)
+            is_own_W = (self.row_W >= start) & (self.row_W < start + num_rows)
+            batch = TextBatch(ids_RT[rows], mask_RT[rows])
+            yield _Written(batch, self.row_W[is_own_W] - start, self.column_W[is_own_W])
+
+
 class _Readings(NamedTuple):
-    """At all tokens, [R, T, width]: keys and outputs of one map, and the output of the last edited block."""
+    """Keys and outputs of one map, and the output of the last edited block.
+
+    Attributes:
+        keys_RTF: at all tokens. outputs_WD, hidden_WD: at the written ones.
+    """
 
     keys_RTF: torch.Tensor
-    outputs_RTD: torch.Tensor
-    hidden_RTD: torch.Tensor
+    outputs_WD: torch.Tensor
+    hidden_WD: torch.Tensor
 
 
 @torch.no_grad()
 def _write_group(editor: LayerSystem, job: EditJob[Any], texts: Sequence[StatedText]) -> Delta:
     model, config, layers = job.model, job.config, job.config.edited_layers
     arch, through_norm = architecture_of(model), uses_norm(model, config.residual_mode)
-    batch = TextBatch.of([text.ids for text in texts], job.tokenizer.pad_token_id, input_device(model))
-    row_W = torch.tensor([row for row, text in enumerate(texts) for _ in text.positions])
-    column_W = torch.tensor([position for text in texts for position in text.positions])
-    is_other_RT = torch.ones_like(batch.mask_RT, dtype=torch.bool)
+    written = _Written.of(texts, job.tokenizer.pad_token_id, input_device(model))
+    _, row_W, column_W = written
+    is_other_RT = torch.ones_like(written.batch.mask_RT, dtype=torch.bool)
     is_other_RT[row_W, column_W] = False
     delta, records = Delta(), []
     start_WD: torch.Tensor | None = None
     for index, layer in enumerate(layers):
-        readings = _read(model, batch, layer, layers[-1], delta)
-        hidden_WD = readings.hidden_RTD[row_W, column_W].double()
+        readings = _read(model, written, layer, layers[-1], delta)
+        hidden_WD = readings.hidden_WD.double()
         target_WD = torch.cat([text.states_WD.to(hidden_WD) for text in texts])
         start_WD = hidden_WD if start_WD is None else start_WD
         change_WD = (target_WD - hidden_WD) / editor.divisor(len(layers) - index) / contribution_scale(model)
         if through_norm:
-            outputs_WD = readings.outputs_RTD[row_W, column_W].double()
+            outputs_WD = readings.outputs_WD.double()
             norm = model.get_submodule(arch.post_norm_name(layer))
             change_WD = nearest_outputs(norm, outputs_WD, change_WD) - outputs_WD
-        keys_WF, others_PF = readings.keys_RTF[row_W, column_W].double(), readings.keys_RTF[is_other_RT].double()
+        keys_WF, others_PF = readings.keys_RTF[row_W, column_W].double(), readings.keys_RTF[is_other_RT]
         metric = editor.metric(job, layer)
         ridge = editor.ridge(metric, keys_WF, config)
         system = KeySystem(metric, CarriedKeys.protecting(others_PF, metric, ridge), keys_WF)
@@ -144,7 +173,7 @@ def _write_group(editor: LayerSystem, job: EditJob[Any], texts: Sequence[StatedT
         delta.factors[arch.rewrite_name(layer)] = factor
         share = float((keys_WF * right_WF).sum(1).mean())
         records.append({"layer": layer, "written_share": share, "protected_keys": len(others_PF), **metric.describe()})
-    hidden_WD = _read(model, batch, layers[-1], layers[-1], delta).hidden_RTD[row_W, column_W].double()
+    hidden_WD = _read(model, written, layers[-1], layers[-1], delta).hidden_WD.double()
     assert start_WD is not None
     left_W = (target_WD - hidden_WD).norm(dim=1) / (target_WD - start_WD).norm(dim=1).clamp(min=1e-30)
     delta.diagnostics = {
@@ -157,16 +186,23 @@ def _write_group(editor: LayerSystem, job: EditJob[Any], texts: Sequence[StatedT
     return delta
 
 
-def _read(model: PreTrainedModel, batch: TextBatch, layer: int, last: int, delta: Delta) -> _Readings:
-    """One pass under the updates so far, up to the last edited block."""
+def _read(model: PreTrainedModel, written: _Written, layer: int, last: int, delta: Delta) -> _Readings:
+    """Passes under the updates so far, up to the last edited block."""
+    with edited(model, delta) if delta.factors else contextlib.nullcontext():
+        parts = [_read_part(model, part, layer, last) for part in written.parts()]
+    return _Readings(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+
+def _read_part(model: PreTrainedModel, written: _Written, layer: int, last: int) -> _Readings:
     arch, found = architecture_of(model), dict[str, torch.Tensor]()
     rewrite, block = model.get_submodule(arch.rewrite_name(layer)), model.get_submodule(arch.block_name(last))
+    (ids_RT, mask_RT), row_W, column_W = written
 
     def keep(name: str, tensor: torch.Tensor) -> None:
-        found[name] = at_least_float32(tensor).to(batch.ids_RT.device)
+        tensor = tensor if name == "keys" else tensor[row_W, column_W]
+        found[name] = at_least_float32(tensor).to(ids_RT.device)
 
     with (
-        edited(model, delta) if delta.factors else contextlib.nullcontext(),
         hooks(
             on_input(rewrite, lambda keys: keep("keys", keys)),
             on_output(rewrite, lambda outputs: keep("outputs", outputs)),
@@ -174,5 +210,5 @@ def _read(model: PreTrainedModel, batch: TextBatch, layer: int, last: int, delta
         ),
         stop_after(block),
     ):
-        model(input_ids=batch.ids_RT, attention_mask=batch.mask_RT, use_cache=False)
+        model(input_ids=ids_RT, attention_mask=mask_RT, use_cache=False)
     return _Readings(found["keys"], found["outputs"], found["hidden"])

@@ -11,7 +11,9 @@ from parity_answers import answer_settings, check_answers, fit_settings
 from edit_hooks import EditingError, EditRequest, load_editor
 from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.contract.tiny_models import build_tokenizer
+from edit_hooks.locate import text_states
 from edit_hooks.locate.answer_windows import answer_of
+from edit_hooks.locate.streams import carried_keys
 from edit_hooks.locate.streams.key_factor import KeyFactor
 
 # In float64 the release still solves in float32, and its projector is stored in float32.
@@ -69,7 +71,10 @@ def test_one_window_has_the_state_of_unke(golden_model):
 
 @pytest.mark.parametrize("base", ["memit", "alphaedit"])
 def test_many_other_keys_are_protected_by_the_same_system(base, golden_model, monkeypatch):
-    """Beyond half of the key width they are in a factor; with it and without it the update is the same."""
+    """Beyond half of the key width they are in a factor; with it and without it the update is the same.
+
+    So it is of texts that are read one by one, and keys that are added a few at a time.
+    """
     model, tokenizer = golden_model("tiny-llama", torch.float64)
     case, _ = golden_case("any_edit", "tiny-llama", f"{base}-edit0-float64")
     one = case["requests"][0]
@@ -78,10 +83,19 @@ def test_many_other_keys_are_protected_by_the_same_system(base, golden_model, mo
     del settings["wide"]
     (factored,) = load_editor("any_edit", settings).edit(model, tokenizer, requests, joint=True, measure=False)
     assert factored.diagnostics["layers"][0]["protected_keys"] > 128 // 2
+    passes = []
+    with monkeypatch.context() as patch:
+        read = text_states._read_part
+        patch.setattr(text_states, "_read_part", lambda *args: passes.append(read(*args)) or passes[-1])
+        patch.setattr(text_states, "MAX_TOKENS", 1)
+        patch.setattr(carried_keys, "KEYS_AT_ONCE", 5)
+        (in_parts,) = load_editor("any_edit", settings).edit(model, tokenizer, requests, joint=True, measure=False)
+    assert {len(one.keys_RTF) for one in passes} == {1} and len(passes) == 2 * (len(settings["layers"]) + 1)
     monkeypatch.setattr(KeyFactor, "start", lambda metric, ridge, width: None)
     (whole,) = load_editor("any_edit", settings).edit(model, tokenizer, requests, joint=True, measure=False)
     for name, update in whole.weights().items():
-        assert relative_error(factored.weights()[name], update) < 1e-9
+        for other in (factored, in_parts):
+            assert relative_error(other.weights()[name], update) < 1e-9
 
 
 def test_the_update_is_least_squares_with_the_other_tokens_at_zero(golden_model):

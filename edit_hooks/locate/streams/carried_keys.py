@@ -21,6 +21,7 @@ from edit_hooks.utils.storage.hashing import key_of
 
 RidgeOf = Callable[[torch.Tensor], float]  # keys of one delta [U, f] -> ridge
 FACTS = "facts"  # in Delta.meta: the facts whose keys are carried
+KEYS_AT_ONCE = 2**13  # that are protected together, in float64
 
 
 def key_name(layer: int) -> str:
@@ -77,12 +78,17 @@ class CarriedKeys:
 
     @classmethod
     def protecting(cls, keys_PF: torch.Tensor, metric: KeyMetric, ridge: float) -> CarriedKeys:
-        """Given keys; from f / 2 of them on in a factor, if the metric allows one."""
+        """Given keys; from f / 2 of them on in a factor, if the metric allows one.
+
+        Of keys in less than float64 only :data:`KEYS_AT_ONCE` are raised to it at a time.
+        """
         width = keys_PF.shape[1]
         factor = KeyFactor.start(metric, ridge, width) if len(keys_PF) > width // 2 else None
         if factor is None:
-            return cls(keys_PF.T)
-        return cls(torch.zeros(width, 0), factor.add(metric.coordinates(keys_PF)))
+            return cls(keys_PF.double().T)
+        for part_UF in keys_PF.split(KEYS_AT_ONCE):
+            factor = factor.add(metric.coordinates(part_UF.double()))
+        return cls(torch.zeros(width, 0), factor)
 
     def state(self, layer: int) -> dict[str, torch.Tensor]:
         """The tensors that :meth:`after` reads back."""

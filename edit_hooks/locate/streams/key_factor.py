@@ -14,11 +14,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from edit_hooks.locate.moments.solve import KeyMetric, ridge_keys
+from edit_hooks.modeling.memory import decomposition_device, has_room
 from edit_hooks.utils.errors import EditingError
 
 BLOCK = 128  # columns per panel
+# Factors of streams that go on -> their copies on a GPU, which stay there while it has room.
+_copies = WeakTensorKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +30,8 @@ class KeyFactor:
     """R of A = R^T R = ridge M^-1 + sum of k k^T; the keys are in the coordinates of their metric.
 
     Attributes:
-        factor_FF: R, upper triangular, [f, f], float64, on the CPU: on Llama 3 8B it takes 1.6 GB per layer.
+        factor_FF: R, upper triangular, [f, f], float64, on the CPU, where it is stored: on Llama 3 8B it takes 1.6 GB
+            per layer. Everything is computed where the keys are, if that GPU has room, else on the CPU.
         ridge: the weight of M^-1 in it.
     """
 
@@ -41,7 +46,8 @@ class KeyFactor:
 
     def add(self, keys_UF: torch.Tensor) -> KeyFactor:
         """The factor with more keys."""
-        return KeyFactor(_updated(self.factor_FF, keys_UF.double().cpu()), self.ridge)
+        factor_FF = self._beside(keys_UF)
+        return self._replaced(_updated(factor_FF, keys_UF.to(factor_FF)), self.ridge)
 
     def remove(self, keys_UF: torch.Tensor) -> KeyFactor:
         """The factor without some of its keys, from A itself: downdates of R can fail.
@@ -49,12 +55,13 @@ class KeyFactor:
         Raises:
             EditingError: the keys are not among those of the factor.
         """
-        keys_UF = keys_UF.double().cpu()
-        system_FF = self.factor_FF.T @ self.factor_FF - keys_UF.T @ keys_UF
+        factor_FF = self._beside(keys_UF)
+        keys_UF = keys_UF.to(factor_FF)
+        system_FF = factor_FF.T @ factor_FF - keys_UF.T @ keys_UF
         factor_FF, info = torch.linalg.cholesky_ex(system_FF, upper=True)
         if int(info):
             raise EditingError("the keys to be taken out of the stream's system were never added to it.")
-        return KeyFactor(factor_FF, self.ridge)
+        return self._replaced(factor_FF, self.ridge)
 
     def with_ridge(self, metric: KeyMetric, ridge: float) -> KeyFactor:
         """The factor under another ridge; itself under its own."""
@@ -70,7 +77,8 @@ class KeyFactor:
 
     def products(self, keys_EF: torch.Tensor) -> torch.Tensor:
         """A^-1 k for every key, [E, f], where the keys are."""
-        solved_FE = torch.cholesky_solve(keys_EF.double().cpu().T, self.factor_FF, upper=True)
+        factor_FF = self._beside(keys_EF)
+        solved_FE = torch.cholesky_solve(keys_EF.to(factor_FF).T, factor_FF, upper=True)
         return solved_FE.T.to(keys_EF.device)
 
     def right_factors(self, keys_UF: torch.Tensor, products_UF: torch.Tensor) -> torch.Tensor:
@@ -80,6 +88,30 @@ class KeyFactor:
             products_UF: A^-1 k of each.
         """
         return ridge_keys(keys_UF, products_UF, 1.0)
+
+    def _beside(self, keys_UF: torch.Tensor) -> torch.Tensor:
+        """The factor where the keys are, or on the CPU."""
+        if (known := _copies.get(self.factor_FF)) is not None:
+            return known
+        device = decomposition_device(self.factor_FF, keys_UF.device)
+        if device.type == "cpu":
+            return self.factor_FF
+        copy_FF = self.factor_FF.to(device)
+        _keep(self.factor_FF, copy_FF)
+        return copy_FF
+
+    def _replaced(self, factor_FF: torch.Tensor, ridge: float) -> KeyFactor:
+        """A factor that takes the place of this one, also on the GPU."""
+        _copies.pop(self.factor_FF, None)
+        new = KeyFactor(factor_FF.cpu(), ridge)
+        if factor_FF.device.type != "cpu":
+            _keep(new.factor_FF, factor_FF)
+        return new
+
+
+def _keep(factor_FF: torch.Tensor, copy_FF: torch.Tensor) -> None:
+    if has_room(copy_FF.device, copy_FF.nbytes):
+        _copies[factor_FF] = copy_FF
 
 
 def _updated(factor_FF: torch.Tensor, keys_UF: torch.Tensor) -> torch.Tensor:

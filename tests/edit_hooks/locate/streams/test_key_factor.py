@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from layered_edits import random_keys
+from pretended_device import DEVICE, Remote, pretended_device
 
 from edit_hooks import Delta, EditingError
 from edit_hooks.locate.moments.null_space import MatrixProjector, null_space
@@ -14,6 +15,7 @@ from edit_hooks.locate.moments.solve import SecondMoment, ridge_keys
 from edit_hooks.locate.streams import key_factor
 from edit_hooks.locate.streams.carried_keys import CarriedKeys, KeySystem, key_name
 from edit_hooks.locate.streams.key_factor import KeyFactor
+from edit_hooks.modeling import memory
 
 WIDTH = 24
 
@@ -106,3 +108,30 @@ def test_keys_that_were_never_added_cannot_be_removed():
     factor = KeyFactor.start(SecondMoment(None), 0.1, WIDTH).add(random_keys(2, WIDTH))
     with pytest.raises(EditingError, match="never added"):
         factor.remove(random_keys(2, WIDTH, 9))
+
+
+@pytest.mark.parametrize("free", [0, 10**9], ids=["full", "free"])
+def test_a_factor_lives_on_the_device_of_its_keys_where_it_fits(free, monkeypatch):
+    """The numbers are those of the CPU, where a copy stays: the state of the stream is stored from there."""
+    monkeypatch.setattr(memory, "free_cuda_bytes", lambda device: free)
+    keys = random_keys(12, WIDTH, 6)
+    decomposed = []
+    updated = key_factor._updated
+    monkeypatch.setattr(key_factor, "_updated", lambda *args: decomposed.append(args[0].device) or updated(*args))
+
+    def states(move):
+        first = KeyFactor.start(SecondMoment(None), 0.3, WIDTH).add(move(keys[:5]))
+        second = first.add(move(keys[5:])).remove(move(keys[:2])).with_ridge(SecondMoment(None), 0.7)
+        return second, second.products(move(keys))
+
+    expected = states(torch.clone)
+    with pretended_device():
+        factor, products = states(Remote)
+        assert products.device == DEVICE and factor.factor_FF.device.type == "cpu"
+        copies = [one.device for one in key_factor._copies.values()]
+        assert copies == ([DEVICE] if free else []), "one copy a stream"
+        assert decomposed[2:] == [DEVICE if free else torch.device("cpu")] * 2
+        assert relative(factor.factor_FF, expected[0].factor_FF) < 1e-13
+        assert relative(products.cpu(), expected[1]) < 1e-13
+    del factor
+    assert not len(key_factor._copies), "it goes with the stream"
