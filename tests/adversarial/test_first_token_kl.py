@@ -47,7 +47,7 @@ def test_it_is_the_mean_of_the_divergences_by_hand(neutral, monkeypatch) -> None
     # KL((1/2, 1/2) || (1/4, 3/4)) = 1/2 ln 2 + 1/2 ln(2/3) = 1/2 ln(4/3); the second prompt is unchanged.
     neutral._unedited_PV = torch.tensor([[0.5, 0.5], [0.9, 0.1]]).log()
     after = torch.tensor([[0.25, 0.75], [0.9, 0.1]]).log()
-    monkeypatch.setattr(neutral, "_log_probs", lambda delta: after)
+    monkeypatch.setattr(neutral, "_log_probs", lambda deltas: [after])
     assert neutral.divergence(None) == pytest.approx(math.log(4 / 3) / 4)
     after[1, 0] = float("nan")
     assert math.isnan(neutral.divergence(None))
@@ -84,6 +84,15 @@ def test_without_an_effect_it_is_exactly_0(neutral, tiny_tokenizer) -> None:
     assert neutral.divergence(edit_with(neutral, tiny_tokenizer, "ft_m", TINY_STEP)) == 0.0
 
 
+def test_edits_that_are_measured_together_have_the_numbers_of_each(neutral, tiny_tokenizer) -> None:
+    """Dense edits, per-row adapters, hooks and none: each under its own, in one call."""
+    made = [edit_with(neutral, tiny_tokenizer, editor, settings) for editor, settings in (("ft_m", FT), ("grace", {}))]
+    made += [edit_with(neutral, tiny_tokenizer, "r_rome", {"num_steps": steps}) for steps in (2, 6)]
+    found = neutral.divergences([None, *made])
+    assert found == pytest.approx([neutral.divergence(delta) for delta in (None, *made)], rel=1e-4, abs=1e-7)
+    assert len({round(number, 4) for number in found if number > 1e-6}) >= 2
+
+
 # ------------------------------------------------------------------ results
 
 
@@ -99,9 +108,9 @@ def test_independent_edits_report_it_once_and_keep_it_in_the_store(model_path, t
     passes: list[Delta | None] = []
     forward = NeutralPrompts._log_probs
 
-    def count(self: NeutralPrompts, delta: Delta | None) -> torch.Tensor:
-        passes.append(delta)
-        return forward(self, delta)
+    def count(self: NeutralPrompts, deltas: Any) -> Any:
+        passes.extend(deltas)
+        return forward(self, deltas)
 
     monkeypatch.setattr(NeutralPrompts, "_log_probs", count)
     first = run(build(model_path, tmp_path, editor="ft_m", editor_args=FT), ["bake_es"], limit=2)
@@ -125,7 +134,9 @@ def test_it_can_be_switched_off(model_path, tmp_path, monkeypatch) -> None:
     """No pass of the prompts, in no mode; an edit that the store has gets it in a later run with it."""
     passes: list[Delta | None] = []
     forward = NeutralPrompts._log_probs
-    monkeypatch.setattr(NeutralPrompts, "_log_probs", lambda self, delta: passes.append(delta) or forward(self, delta))
+    monkeypatch.setattr(
+        NeutralPrompts, "_log_probs", lambda self, deltas: passes.extend(deltas) or forward(self, deltas)
+    )
     options = {"editor": "ft_m", "editor_args": FT}
     off = run(build(model_path, tmp_path, **options, measure_edits=False), ["bake_es"], limit=1)
     assert "first_token_kl" not in off["samples"]["bake_es"][0]["edit"] and "first_token_kl" not in summary(off)

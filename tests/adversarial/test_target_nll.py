@@ -58,7 +58,7 @@ def plain_nll(effects: EditEffects, request: EditRequest) -> float:
 def test_it_is_that_of_plain_forward_passes(effects, editor: str, settings: Any, request_: EditRequest) -> None:
     """Dense edits, per-row adapters and hooks; in the context of the edit."""
     (delta,) = load_editor(editor, settings).edit(effects.model, effects.tokenizer, [request_])
-    found = effects.of_independent(delta, [request_])
+    found = effects.of_independent([(delta, [request_])])[0]
     assert found.target_nll_before == pytest.approx(plain_nll(effects, request_), abs=1e-5)
     with edited(effects.model, delta):
         expected = plain_nll(effects, request_)
@@ -68,12 +68,12 @@ def test_it_is_that_of_plain_forward_passes(effects, editor: str, settings: Any,
 
 def test_several_requests_have_a_mean_and_none_has_no_number(effects) -> None:
     (both,) = load_editor("ft_m", FT).edit(effects.model, effects.tokenizer, [FIRST, SECOND], joint=True)
-    found = effects.of_independent(both, [FIRST, SECOND])
-    single = [effects.of_independent(both, [request]) for request in (FIRST, SECOND)]
+    found = effects.of_independent([(both, [FIRST, SECOND])])[0]
+    single = effects.of_independent([(both, [request]) for request in (FIRST, SECOND)])
     for name in ("target_nll_before", "target_nll_after"):
         assert getattr(found, name) == pytest.approx(sum(getattr(one, name) for one in single) / 2, rel=1e-5)
     assert with_nlls(Effects(), [], {}, {}) == Effects()
-    assert list(effects.of_independent(both, []).to_json()) == ["first_token_kl", "wrecked"]
+    assert list(effects.of_independent([(both, [])])[0].to_json()) == ["first_token_kl", "wrecked"]
 
 
 # ------------------------------------------------------------------ results

@@ -211,9 +211,9 @@ def test_contexts_have_none_and_wrappers_have_one(loaded, monkeypatch) -> None:
     (context,) = load_editor("ice").edit(*loaded, REQUESTS[:1])
     assert context.effects == Effects()
     passes: list[Any] = []
-    divergence = NeutralPrompts.divergence
+    divergences = NeutralPrompts.divergences
     monkeypatch.setattr(
-        NeutralPrompts, "divergence", lambda self, delta: passes.append(delta) or divergence(self, delta)
+        NeutralPrompts, "divergences", lambda self, deltas: passes.extend(deltas) or divergences(self, deltas)
     )
     base = {"base": "ft_m", "base_settings": {"layers": [1], "num_steps": 1}}
     (delta,) = load_editor("rect", base).edit(*loaded, REQUESTS[:1])

@@ -34,13 +34,11 @@ def record_damage(
     Returns:
         The edits that wreck it.
     """
-    neutral = NeutralPrompts(model, tokenizer)
     earlier = [step.hook_edit for step in history]
-    for delta in deltas:
-        whole = (
-            delta
-            if delta.hook_edit is None
-            else replace(delta, hook_edit=HookEdit.combine([*earlier, delta.hook_edit]))
-        )
-        delta.effects = verdict(neutral.divergence(whole))
+    whole = [
+        delta if delta.hook_edit is None else replace(delta, hook_edit=HookEdit.combine([*earlier, delta.hook_edit]))
+        for delta in deltas
+    ]
+    for delta, divergence in zip(deltas, NeutralPrompts(model, tokenizer).divergences(whole), strict=True):
+        delta.effects = verdict(divergence)
     return [delta for delta in deltas if delta.effects.wrecked]

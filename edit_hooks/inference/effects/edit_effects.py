@@ -53,23 +53,31 @@ class EditEffects:
         Returns:
             For each edit: request key -> mean over the target's tokens in nats; NaN if a logit is not finite.
         """
-        items = [self._item(request) for request in requests]
-        models = [None if delta is None else delta.without_contexts for delta in deltas]
-        jobs = [(item, model) for model in models for item in items]
+        return self._nlls([(delta, requests) for delta in deltas], progress)
+
+    def _nlls(
+        self, edits: Sequence[tuple[Delta | None, Sequence[EditRequest]]], progress: Progress = lambda count: None
+    ) -> list[dict[str, float]]:
+        """As :meth:`target_nlls`, with requests for each edit, in the same batches."""
+        models = [(None if delta is None else delta.without_contexts, requests) for delta, requests in edits]
+        jobs = [(self._item(request), model) for model, requests in models for request in requests]
         scored = iter(score(self.model, jobs, limits_for(self.model), progress))
-        return [
-            {one.key: -next(scored).logprob / len(item.continuation) for one, item in zip(requests, items, strict=True)}
-            for _ in models
-        ]
+        lengths = iter([len(item.continuation) for item, _ in jobs])
+        return [{one.key: -next(scored).logprob / next(lengths) for one in requests} for _, requests in edits]
 
     def _item(self, request: EditRequest) -> ScoreItem:
         context, target = split_continuation(self.tokenizer, request.text, request.continuation)
         return ScoreItem(tuple(context), tuple(target))
 
-    def of_independent(self, delta: Delta, requests: Sequence[EditRequest]) -> Effects:
-        """All numbers of an edit of the model as it is now."""
-        before, after = self.target_nlls(requests, None, delta)
-        return with_nlls(verdict(self.divergence(delta)), requests, before, after)
+    def of_independent(self, edits: Sequence[tuple[Delta, Sequence[EditRequest]]]) -> list[Effects]:
+        """All numbers of edits of the model as it is now, each with the requests that it has written."""
+        divergences = self._neutral.divergences([delta for delta, _ in edits])
+        nlls = self._nlls([*((None, requests) for _, requests in edits), *edits])
+        before, after = nlls[: len(edits)], nlls[len(edits) :]
+        return [
+            with_nlls(verdict(divergence), requests, *pair)
+            for divergence, (_, requests), *pair in zip(divergences, edits, before, after, strict=True)
+        ]
 
     def of_step(
         self, runtime_part: Delta | None, requests: Sequence[EditRequest], before: Mapping[str, float]

@@ -1,11 +1,13 @@
 """First-token divergence on neutral prompts: a cheap number for the damage that edits do.
 
 For each of a few sentences that no benchmark edits, the next-token distributions of the unedited model P and the edited
-model Q give KL(P || Q) in nats; the number is their mean. It is 0 exactly for an edit without effect: both
-distributions come from batches of the same shape.
+model Q give KL(P || Q) in nats; the number is their mean. For a single edit without effect it is 0 exactly, since both
+distributions come from batches of the same shape. For one of several that are measured together it is 0 up to rounding.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -36,21 +38,28 @@ class NeutralPrompts:
     def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model = model
         self._prompts = [NoisyPrompt(tuple(encode(tokenizer, prompt).ids)) for prompt in NEUTRAL_PROMPTS]
-        self._unedited_PV = self._log_probs(None)
+        (self._unedited_PV,) = self._log_probs([None])
 
     def divergence(self, delta: Delta | None) -> float:
-        """Mean KL(unedited || edited) in nats; NaN if the edited model's logits are not finite.
+        """:meth:`divergences` of one edit."""
+        return self.divergences([delta])[0]
+
+    def divergences(self, deltas: Sequence[Delta | None]) -> list[float]:
+        """Mean KL(unedited || edited) in nats under each edit; NaN if the edited model's logits are not finite.
 
         Args:
-            delta: the edit, or the part of it that is not in the model's weights yet. Contexts are left out, since they
-                change prompts and not the model.
+            deltas: the edits, or the parts of them that are not in the model's weights yet. Contexts are left out,
+                since they change prompts and not the model.
         """
-        log_p_PV, log_q_PV = self._unedited_PV, self._log_probs(None if delta is None else delta.without_contexts)
+        log_q_EPV = self._log_probs([None if delta is None else delta.without_contexts for delta in deltas])
+        return [self._divergence(log_q_PV) for log_q_PV in log_q_EPV]
+
+    def _divergence(self, log_q_PV: torch.Tensor) -> float:
+        log_p_PV = self._unedited_PV
         divergence_P = (log_p_PV.exp() * (log_p_PV - log_q_PV)).sum(1, dtype=torch.float64)
         return max(0.0, float(divergence_P.mean())) if divergence_P.isfinite().all() else float("nan")
 
-    def _log_probs(self, delta: Delta | None) -> torch.Tensor:
-        """Log-probabilities [P, V] after the prompts, on the CPU."""
-        return torch.stack(
-            next_token_log_probs(self.model, [(prompt, delta) for prompt in self._prompts], limits_for(self.model))
-        )
+    def _log_probs(self, deltas: Sequence[Delta | None]) -> Sequence[torch.Tensor]:
+        """Log-probabilities [P, V] after the prompts under each edit, on the CPU."""
+        jobs = [(prompt, delta) for delta in deltas for prompt in self._prompts]
+        return torch.stack(next_token_log_probs(self.model, jobs, limits_for(self.model))).split(len(self._prompts))

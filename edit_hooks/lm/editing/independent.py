@@ -151,19 +151,23 @@ class IndependentEdits:
         description = self._description(group)
         delta = self.store.load_delta(description) if self.store else None
         if delta is not None:
-            self._measure(group, delta)
+            self._measure([(delta, group)])
             self._edits[group_key(group)] = self._large.kept(delta, description)
         return delta is not None
 
-    def _measure(self, group: RequestGroup, delta: Delta) -> None:
-        """Measure the edit's effects, unless the store had them; contexts have none."""
+    def _measure(self, edits: Sequence[tuple[Delta, RequestGroup]]) -> None:
+        """Measure the effects of edits, unless the store had them; contexts have none."""
         if not self._is_measured:
-            delta.effects = Effects()  # a stored edit may have some
+            for delta, _ in edits:
+                delta.effects = Effects()  # a stored edit may have some
             return
         code = code_fingerprint(EditEffects.__module__, NeutralPrompts.__module__)
-        if delta.meta.get("measured_by") != code:
-            written = [request for request in group if request.key not in delta.unusable]
-            delta.effects = self._effects.of_independent(delta, written)
+        new = [(delta, group) for delta, group in edits if delta.meta.get("measured_by") != code]
+        if not new:
+            return
+        written = [(delta, [request for request in group if request.key not in delta.unusable]) for delta, group in new]
+        for (delta, _), effects in zip(new, self._effects.of_independent(written), strict=True):
+            delta.effects = effects
             delta.meta["measured_by"] = code
 
     @functools.cached_property
@@ -220,11 +224,11 @@ class IndependentEdits:
                 bar.end_batch()
                 continue
             keys = [group_key(group) for group in batch]
-            for key, group, delta in zip(keys, batch, deltas, strict=True):
-                if key not in self._edits:
-                    delta.meta["batch"] = keys
-                    self._save(group, delta, cost, len(batch))
-                    bar.finished()
+            edits = zip(deltas, batch, strict=True)
+            new = [(delta, group) for delta, group in edits if group_key(group) not in self._edits]
+            for delta, _ in new:
+                delta.meta["batch"] = keys
+            self._save(new, cost, len(batch), bar)
             bar.end_batch()
 
     def _make_one_by_one(self, batch: Sequence[RequestGroup], error: EditingError, bar: StoredBar) -> None:
@@ -246,7 +250,7 @@ class IndependentEdits:
                 log.warning("case %s: %s", group[0].case_id, reason)
             else:
                 delta.meta["batch"] = [group_key(group)]
-                self._save(group, delta, cost)
+                self._save([(delta, group)], cost)
             bar.finished()
         made = any(isinstance(edit, Delta) for edit in self._edits.values())
         if not made and not isinstance(error, UnusableRequestError):
@@ -278,21 +282,39 @@ class IndependentEdits:
         if unusable:
             delta.unusable = dict(unusable)
             warn_of_unusable("edits of a group", unusable, len(group))
-        self._save(group, delta, cost)
+        self._save([(delta, group)], cost)
 
     def _write_together(self, group: Sequence[EditRequest]) -> Delta:
         return write_together(self.editor, self.model, self.tokenizer, group)
 
-    def _save(self, group: RequestGroup, delta: Delta, cost: EditCost, num_edits: int = 1) -> None:
-        """Keep and store an edit, one of ``num_edits`` that were computed at this cost."""
-        delta.cost = cost.of_one(num_edits)
-        try:
-            delta.check_finite()
-        except EditingError as error:
-            log.warning("case %s: %s", group[0].case_id, error)
-            self._edits[group_key(group)] = FailedEdit(str(error))
-            return
-        self._measure(group, delta)
+    def _save(
+        self,
+        edits: Sequence[tuple[Delta, RequestGroup]],
+        cost: EditCost,
+        num_edits: int = 1,
+        bar: StoredBar | None = None,
+    ) -> None:
+        """Keep and store edits, of ``num_edits`` that were computed together at this cost."""
+        finite = []
+        for delta, group in edits:
+            delta.cost = cost.of_one(num_edits)
+            try:
+                delta.check_finite()
+            except EditingError as error:
+                log.warning("case %s: %s", group[0].case_id, error)
+                self._edits[group_key(group)] = FailedEdit(str(error))
+                if bar:
+                    bar.finished()
+            else:
+                finite.append((delta, group))
+        self._measure(finite)
+        for delta, group in finite:
+            self._keep(delta, group)
+            if bar:
+                bar.finished()
+
+    def _keep(self, delta: Delta, group: RequestGroup) -> None:
+        """Store a finished edit, and keep it in memory if there is room."""
         description = self._description(group)
         on_host = None
         if self.store:
