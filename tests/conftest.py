@@ -6,7 +6,9 @@ The controlling process of pytest-xdist loads this file, too, and runs no test: 
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 gc.disable()  # until the tests are collected, see below
+# Two workers, and the commands that tests start, import the same 1,200 files: they are compiled once.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 settings.register_profile(
     "quick",
     deadline=None,
@@ -92,7 +97,13 @@ def pytest_collection_finish() -> None:
     """The million objects of imported libraries live as long as the process: the garbage collector skips them.
 
     A tenth of its usual rounds is enough for the cycles that tests leave; all rounds take a twentieth of the time.
+
+    Torch's 90 loggers do not propagate. To each such logger pytest adds its handlers six times per test, a sixth of
+    what a short test takes.
     """
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger) and logger.name.partition(".")[0] == "torch":
+            logger.propagate = True
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
     gc.enable()
