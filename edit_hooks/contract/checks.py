@@ -14,11 +14,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from edit_hooks.answers import ScoredContinuation
-from edit_hooks.base.editor import Editor
 from edit_hooks.contract.batch_checks import check_generation, check_rows
 from edit_hooks.contract.state import random_states, snapshot
-from edit_hooks.contract.subject import EDIT_REQUESTS, Subject, distance, recording_tokenizer, require
+from edit_hooks.contract.stream_checks import check_stream
+from edit_hooks.contract.subject import (
+    EDIT_REQUESTS,
+    TOLERANCE,
+    Subject,
+    distance,
+    first_names,
+    largest_difference,
+    recording_tokenizer,
+    require,
+    require_unchanged,
+)
 from edit_hooks.contract.tiny_models import (
     NUM_LAYERS,
     SENTENCES,
@@ -27,7 +36,7 @@ from edit_hooks.contract.tiny_models import (
     build_wider_model,
     natural_tokenizer,
 )
-from edit_hooks.deltas.apply import AppliedDeltas, edited
+from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.placement import beside_weights
 from edit_hooks.modeling.architectures import architecture_of, head_of
@@ -36,21 +45,17 @@ from edit_hooks.prompt_context import PromptContext
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 
-# float32 rounding through a dozen optimizer steps of random models stays below 1e-5; a wrong mean or a leaking pad is
-# above 1e-2.
-TOLERANCE = 1e-4
-
 
 def check_restore(subject: Subject) -> None:
     """Making, applying and leaving edits changes nothing, also after an exception."""
     model, tokenizer = subject.model, subject.tokenizer
     before = snapshot(model, tokenizer)
     deltas = [_on_model(delta) for delta in subject.deltas]
-    _require_unchanged(before, subject, "after editing")
+    require_unchanged(before, subject, "after editing")
     for delta in deltas:
         with edited(model, delta):
             pass
-        _require_unchanged(before, subject, "after a scope")
+        require_unchanged(before, subject, "after a scope")
     for error in (RuntimeError, KeyboardInterrupt):
         try:
             with edited(model, deltas[0]):
@@ -58,7 +63,7 @@ def check_restore(subject: Subject) -> None:
                 raise error
         except error:
             pass
-        _require_unchanged(before, subject, f"after a {error.__name__} in a scope")
+        require_unchanged(before, subject, f"after a {error.__name__} in a scope")
 
 
 def check_interrupt(subject: Subject) -> None:
@@ -84,7 +89,7 @@ def check_interrupt(subject: Subject) -> None:
         finally:
             if handle is not None:
                 handle.remove()
-        _require_unchanged(before, subject, f"after an interrupt in {where}")
+        require_unchanged(before, subject, f"after an interrupt in {where}")
         return bool(raised)
 
     if not edit_until_interrupted("the progress callback"):
@@ -98,13 +103,14 @@ def check_interrupt(subject: Subject) -> None:
 
 def check_effect(subject: Subject) -> None:
     """Under an edit the answer to its own prompt moves; outside it is the unedited one."""
-    for request, delta in zip(EDIT_REQUESTS, subject.deltas, strict=True):
+    before = subject.answers(None)
+    for request, delta, unedited in zip(EDIT_REQUESTS, subject.deltas, before, strict=True):
         require(bool(delta.writes), "the delta is empty")
-        (unedited,), (inside,) = subject.answers(None, [request]), subject.answers(delta, [request])
+        (inside,) = subject.answers(delta, [request])
         require(math.isfinite(inside.logprob), f"the answer under the edit is {inside.logprob}")
-        moved = _difference(inside, unedited)
+        moved = largest_difference(inside, unedited)
         require(moved > 1e-3, f"the answer to {request.text!r} does not move ({moved:.1e} nats)")
-        require(subject.answers(None, [request]) == [unedited], "the unedited answer has changed")
+    require(subject.answers(None) == before, "the unedited answers have changed")
 
 
 def check_target(subject: Subject) -> None:
@@ -112,17 +118,15 @@ def check_target(subject: Subject) -> None:
 
     In the mean, because keys of random models are alike: an edit meant for one token moves the others too.
     """
-    before = [subject.target_nll(None, request) for request in EDIT_REQUESTS]
-    aim = sum(before) / len(before) - 0.05
 
-    def reached(deltas: Sequence[Delta]) -> float:
-        """The mean NLL of the targets, each under its own edit."""
-        inside = [subject.target_nll(delta, request) for request, delta in zip(EDIT_REQUESTS, deltas, strict=True)]
-        return sum(inside) / len(inside)
+    def mean_nll(deltas: Sequence[Delta | None]) -> float:
+        """Of the targets, each under its own edit."""
+        return sum(subject.target_nlls(deltas)) / len(EDIT_REQUESTS)
 
-    if reached(subject.deltas) < aim:
+    aim = mean_nll([None] * len(EDIT_REQUESTS)) - 0.05
+    if mean_nll(subject.deltas) < aim:
         return  # with few steps already
-    after = reached(subject.make_for_target().edit(subject.model, subject.tokenizer, EDIT_REQUESTS, measure=False))
+    after = mean_nll(subject.make_for_target().edit(subject.model, subject.tokenizer, EDIT_REQUESTS, measure=False))
     require(after < aim, f"the targets' mean NLL goes from {aim + 0.05:.3f} to {after:.3f}")
 
 
@@ -184,43 +188,6 @@ def check_joint(subject: Subject) -> None:
     require(sum(reported) == 2, f"a joint edit of two requests reports {reported} finished ones")
 
 
-def check_stream(subject: Subject) -> None:
-    """Steps of a stream add up to the stream's final state, repeat bit for bit, and leave nothing behind."""
-    before = snapshot(subject.model, subject.tokenizer)
-    steps, gains, answers = _stream(subject)
-    _require_unchanged(before, subject, "after a stream")
-    again, _, _ = _stream(subject)
-    require([step.checksum() for step in steps] == [step.checksum() for step in again], "a repeated stream differs")
-    difference = distance(steps[0], subject.deltas[0])
-    require(difference < TOLERANCE, f"the first step differs from the single edit by {difference:.1e}")
-    total = Delta.summed(steps)
-    for name, update in total.weights().items():
-        update = update.cpu()
-        difference = float((gains[name] - update).norm() / update.norm().clamp(min=1e-30))
-        require(difference < TOLERANCE, f"the sum of the steps differs from what {name} gains by {difference:.1e}")
-    if total.runtime_part is not None:
-        with edited(subject.model, _weights_of(total)):
-            ours = subject.answers(total.runtime_part)
-        require(ours == answers, "under the sum of the steps answers differ from those in the stream")
-        _require_first_step_survives(subject, answers)
-
-
-def _require_first_step_survives(subject: Subject, answers: Sequence[ScoredContinuation]) -> None:
-    """The first step of a stream acts on its own prompt after the second one.
-
-    Compared with answers in which the first step has no part, since a kind combines the steps in the stream too.
-    """
-    first = EDIT_REQUESTS[0]
-    (unedited,), (other,) = subject.answers(None, [first]), subject.answers(subject.deltas[1], [first])
-    for without, what in ((unedited, "unedited"), (other, "as under an edit of the second request alone")):
-        if subject.answers(subject.deltas[0], [first]) != [without]:
-            require(
-                _difference(answers[0], without) > TOLERANCE,
-                f"after the second step of a stream the prompt of the first is answered {what}; does combine of the "
-                "hook kind drop earlier steps?",
-            )
-
-
 def check_save(subject: Subject) -> None:
     """A saved edit is the same edit, bit for bit."""
     delta = subject.deltas[0]
@@ -264,8 +231,8 @@ def check_repeat(subject: Subject) -> None:
     changed = [name for name in before if before[name] != after[name]]
     require(
         not changed,
-        f"the editor changes {_first(changed)} of job.config, which later edits use and metadata record; work on a "
-        "copy (dataclasses.replace)",
+        f"the editor changes {first_names(changed)} of job.config, which later edits use and metadata record; work on "
+        "a copy (dataclasses.replace)",
     )
     difference = distance(second, first)
     require(
@@ -337,8 +304,8 @@ def check_training_mode(subject: Subject) -> None:
     differences = changes(before, snapshot(model, subject.tokenizer))
     require(
         not differences,
-        f"editing a model in training mode changes {_first(differences)}; compute inside `with frozen(job.model)`, "
-        "which switches to evaluation mode (no dropout) and back",
+        f"editing a model in training mode changes {first_names(differences)}; compute inside "
+        "`with frozen(job.model)`, which switches to evaluation mode (no dropout) and back",
     )
     for ours, theirs in zip(deltas, subject.deltas, strict=True):
         require(distance(ours, theirs) == 0.0, "the edit depends on the model's training mode")
@@ -359,7 +326,7 @@ def check_errors(subject: Subject) -> None:
         _require_refused(lambda: subject.edit([plain]), "a request without subject")
     if not editor.supports_joint:
         _require_refused(lambda: subject.edit(joint=True), "a joint edit")
-    _require_unchanged(before, subject, "after refusing")
+    require_unchanged(before, subject, "after refusing")
 
 
 def check_foreign_model(subject: Subject) -> None:
@@ -454,54 +421,9 @@ CHECKS: tuple[Check, ...] = tuple(
 )
 
 
-def _stream(subject: Subject) -> tuple[list[Delta], dict[str, torch.Tensor], list[ScoredContinuation]]:
-    """Two steps on the same weights, the change of every parameter, and the answers after the second step."""
-    editor = subject.make()
-    steps: list[Delta] = []
-    original = {name: parameter.detach().clone() for name, parameter in subject.model.named_parameters()}
-    with AppliedDeltas(subject.model) as applied:
-        for request in EDIT_REQUESTS[:2]:
-            joint = editor.supports_joint
-            steps += editor.edit(subject.model, subject.tokenizer, [request], joint=joint, history=steps)
-            applied.add(steps[-1])
-        _require_stated_growth(editor, subject.model, steps)
-        gains = {name: (value.detach() - original[name]).cpu() for name, value in subject.model.named_parameters()}
-        answers = subject.answers(applied.runtime_part)
-    return steps, gains, answers
-
-
-def _require_stated_growth(editor: Editor[Any], model: nn.Module, steps: Sequence[Delta]) -> None:
-    """What a stream carries does not grow if the editor states so."""
-    carried: list[Delta] = []
-    sizes = []
-    for step in steps:
-        carried = editor.condensed(model, [*carried, step])
-        sizes.append(sum(delta.num_bytes for delta in carried))
-    growth = editor.stream_growth
-    require(
-        growth is None or growth.grows != "no" or sizes[-1] <= sizes[0],
-        f"stream_growth says that nothing grows in a stream, which carries {sizes[0]} bytes after one step and "
-        f"{sizes[-1]} after {len(sizes)}",
-    )
-
-
-def _difference(ours: ScoredContinuation, theirs: ScoredContinuation) -> float:
-    """Largest difference of two answers over their tokens, in nats."""
-    return max(abs(a - b) for a, b in zip(ours.token_logprobs or (), theirs.token_logprobs or (), strict=True))
-
-
-def _weights_of(delta: Delta) -> Delta:
-    return Delta(factors=delta.factors, dense=delta.dense, masks=delta.masks)
-
-
 def _on_model(delta: Delta) -> Delta:
     """The part of an edit that the model holds."""
     return delta.without_contexts or Delta()
-
-
-def _require_unchanged(before: dict[str, Any], subject: Subject, when: str) -> None:
-    differences = changes(before, snapshot(subject.model, subject.tokenizer))
-    require(not differences, f"{when} this has changed: {_first(differences)}")
 
 
 def _require_refused(action: Callable[[], object], what: str) -> None:
@@ -510,7 +432,3 @@ def _require_refused(action: Callable[[], object], what: str) -> None:
     except EditingError:
         return
     require(False, f"{what} is accepted; an EditingError is needed")
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,15 +17,20 @@ from edit_hooks.base.config import EditorConfig
 from edit_hooks.base.editor import CONTRACT_TEXTS, Editor
 from edit_hooks.base.registry import editor_class
 from edit_hooks.base.wrapping.wrapper import EditorOnBase
+from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import REQUESTS, SENTENCES, build_model, build_tokenizer, natural_tokenizer
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference.items import Limits, ScoreItem
 from edit_hooks.inference.scoring import score
 from edit_hooks.modeling.architectures import text_config
+from edit_hooks.modeling.fingerprint.guard import changes
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.request import EditRequest
 
 CPU = torch.device("cpu")
+# float32 rounding through a dozen optimizer steps of random models stays below 1e-5; a wrong mean or a leaking pad is
+# above 1e-2.
+TOLERANCE = 1e-4
 EDIT_REQUESTS = tuple(map(EditRequest.from_dict, REQUESTS))
 
 tiny_tokenizer = functools.cache(build_tokenizer)
@@ -139,9 +145,17 @@ class Subject:
 
     def target_nll(self, delta: Delta | None, request: EditRequest) -> float:
         """Mean negative log-likelihood of a request's target per token."""
-        (answer,) = self.answers(delta, [request])
-        assert answer.num_tokens is not None
-        return -answer.logprob / answer.num_tokens
+        (nll,) = self.target_nlls([delta], [request])
+        return nll
+
+    def target_nlls(
+        self, deltas: Sequence[Delta | None], requests: Sequence[EditRequest] = EDIT_REQUESTS
+    ) -> list[float]:
+        """Mean negative log-likelihood per token of the requests' targets, each under its own edit, in one batch."""
+        pairs = zip(requests, deltas, strict=True)
+        items = [(self.item(request, delta), _on_model(delta)) for request, delta in pairs]
+        answers = score(self.model, items, Limits(), lambda count: None)
+        return [-answer.logprob / (answer.num_tokens or math.nan) for answer in answers]
 
 
 def recording_tokenizer(tokenizer: PreTrainedTokenizerFast) -> tuple[PreTrainedTokenizerFast, list[str]]:
@@ -170,6 +184,22 @@ def distance(ours: Delta, theirs: Delta) -> float:
     if not same:
         return float("inf")
     return max((_relative(first[name], second[name]) for name in first), default=0.0)
+
+
+def largest_difference(ours: ScoredContinuation, theirs: ScoredContinuation) -> float:
+    """Largest difference of two answers over their tokens, in nats."""
+    return max(abs(a - b) for a, b in zip(ours.token_logprobs or (), theirs.token_logprobs or (), strict=True))
+
+
+def require_unchanged(before: dict[str, Any], subject: Subject, when: str) -> None:
+    """Raise ContractViolation if model or tokenizer differ from a snapshot of them."""
+    differences = changes(before, snapshot(subject.model, subject.tokenizer))
+    require(not differences, f"{when} this has changed: {first_names(differences)}")
+
+
+def first_names(names: Sequence[str]) -> str:
+    """The first three of some names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:

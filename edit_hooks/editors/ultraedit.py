@@ -73,7 +73,7 @@ from edit_hooks.gradient.feature_statistics import (
     load_statistics,
     save_statistics,
 )
-from edit_hooks.gradient.labeled_rows import LabeledRow, LabeledRows, batch_rows, label_nll, target_row
+from edit_hooks.gradient.labeled_rows import LabeledRow, label_nll, target_row, unmasked_batch
 from edit_hooks.gradient.token_factors import token_factors
 from edit_hooks.locate.moments.solve import ridge_keys
 from edit_hooks.modeling.architectures import (
@@ -406,7 +406,7 @@ def _capture(
     captured: dict[int, RowFeatures] = {}
     with frozen(model):
         for chunk in _chunks(rows):
-            batch = _unmasked_batch(model, [rows[index] for index in chunk])
+            batch = unmasked_batch(model, [rows[index] for index in chunk])
             factors, nll_L = token_factors(model, batch, 1, names)
             losses = _means(nll_L, [rows[index] for index in chunk])
             for row, index in enumerate(chunk):
@@ -426,7 +426,7 @@ def _losses_under(model: PreTrainedModel, rows: Sequence[LabeledRow], delta: Del
     with frozen(model):
         for chunk in _chunks(rows):
             is_alone = len(chunk) == 1 and delta.is_low_rank
-            batch = _unmasked_batch(model, [rows[index] for index in chunk])
+            batch = unmasked_batch(model, [rows[index] for index in chunk])
             with PerRowAdapters(model, [delta]) if is_alone else edited(model, delta):
                 nll_L = label_nll(model, batch)
             for index, loss in zip(chunk, _means(nll_L, [rows[index] for index in chunk]), strict=True):
@@ -442,15 +442,6 @@ def _means(nll_L: torch.Tensor, rows: Sequence[LabeledRow]) -> list[float]:
 
 def _feature_positions(row: LabeledRow, config: UltraEditConfig) -> list[int]:
     return list(range(len(row.ids))) if config.tokens == "all" else [column for column, _ in row.labels]
-
-
-def _unmasked_batch(model: PreTrainedModel, rows: Sequence[LabeledRow]) -> LabeledRows:
-    """Padded rows whose padding attends to the text before it.
-
-    A position that attends to nothing, as in a sliding window full of padding, would make gradients NaN.
-    """
-    batch = batch_rows(model, rows)
-    return dataclasses.replace(batch, mask_RT=torch.ones_like(batch.mask_RT))
 
 
 def _chunks(rows: Sequence[LabeledRow]) -> list[list[int]]:

@@ -63,7 +63,7 @@ from edit_hooks.memory.side_memory import (
 from edit_hooks.memory.steps import NUM_BEFORE
 from edit_hooks.memory.unrelated_texts import UNRELATED_TEXTS, draw_texts
 from edit_hooks.modeling.architectures import architecture_of, is_transposed, unwrapped, weight_of
-from edit_hooks.modeling.device.run_ahead import LateRead
+from edit_hooks.modeling.device.run_ahead import LateScalars
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode, tokenizer_chat_context
@@ -411,7 +411,7 @@ def train(
     forward = MAP_ENGINES[config.engine](model, rows, name)
     change, shrink, mask = memory.change.clone().requires_grad_(True), memory.shrink, memory.mask
     history: list[dict[str, float]] = []
-    late: _LateLosses | None = None
+    late: LateScalars | None = None
     steps, stopped = 0, False
     for _ in range(config.num_steps):
         if late is not None:
@@ -424,7 +424,7 @@ def train(
         if replay is not None and not stopped:
             parts["replay"] = replay.loss(change)
             parts["loss"] = loss = loss + parts["replay"].to(loss.device)
-        late = _LateLosses(parts)
+        late = LateScalars(parts)
         if stopped:
             break
         (gradient,) = torch.autograd.grad(loss, change)
@@ -441,18 +441,6 @@ def train(
     distance_R = losses.distance_R.detach()
     distance_in, distance_out = float(distance_R[:-1].mean()), float(distance_R[-1:].mean())
     return TrainingResult(change.detach(), shrink, history, steps, stopped, distance_in, distance_out)
-
-
-class _LateLosses:
-    """Scalars that are read together, once a GPU has the step that follows them."""
-
-    def __init__(self, parts: dict[str, torch.Tensor]) -> None:
-        first, *_ = parts.values()
-        self.names = list(parts)
-        self.values = LateRead(torch.stack([part.detach().to(first.device) for part in parts.values()]))
-
-    def read(self) -> dict[str, float]:
-        return dict(zip(self.names, self.values.wait().tolist(), strict=True))
 
 
 def _evaluate(

@@ -176,6 +176,15 @@ def batch_rows(model: Any, rows: Sequence[LabeledRow], *, in_buckets: bool = Fal
     return LabeledRows.of(ids_RT, mask_RT, labels)
 
 
+def unmasked_batch(model: Any, rows: Sequence[LabeledRow]) -> LabeledRows:
+    """Padded rows whose padding attends to the text before it.
+
+    A position that attends to nothing, as in a sliding window full of padding, would make gradients NaN.
+    """
+    batch = batch_rows(model, rows)
+    return replace(batch, mask_RT=torch.ones_like(batch.mask_RT))
+
+
 @torch.no_grad()
 def cache_lower_blocks(model: Any, rows: LabeledRows, first_block: int) -> None:
     """Run the blocks below ``first_block`` once and cache their output in ``rows``; a no-op for the first block."""

@@ -80,3 +80,15 @@ class LateRead:
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._copy
+
+
+class LateScalars:
+    """Scalars that are read together, once a GPU has the step that follows them."""
+
+    def __init__(self, parts: dict[str, torch.Tensor]) -> None:
+        first, *_ = parts.values()
+        self.names = list(parts)
+        self.values = LateRead(torch.stack([part.detach().to(first.device) for part in parts.values()]))
+
+    def read(self) -> dict[str, float]:
+        return dict(zip(self.names, self.values.wait().tolist(), strict=True))
