@@ -79,6 +79,9 @@ def _validate_requests(path: str, rows: Sequence[tuple[str, Any]]) -> Validation
     return Validation(source, len(requests), problems, _find_repeated(requests), list(_notes(requests)))
 
 
+LONG_TARGET = 500  # words; a text of the benchmarks of texts has up to 400
+
+
 def _find_repeated(requests: Mapping[str, EditRequest]) -> list[tuple[str, str]]:
     first: dict[str, str] = {}
     pairs = []
@@ -100,3 +103,14 @@ def _notes(requests: Mapping[str, EditRequest]) -> Iterator[str]:
         for name in ("prompt", "subject", "target_new", "target_true"):
             if found := invisible_characters(getattr(request, name) or ""):
                 yield f"{where} has invisible characters in its {name}: {', '.join(found)}"
+        if (num_words := len(request.target_new.split())) > LONG_TARGET:
+            yield (
+                f"{where} has a target_new of {num_words} words; an editor optimizes all of them at every step, which "
+                "takes long. Is it one answer?"
+            )
+    lacking = [where for where, request in requests.items() if request.subject is None]
+    if lacking:
+        yield (
+            f"{len(lacking)} of {len(requests)} records have no subject (the first: {lacking[0]}); editors that need "
+            "one leave them unscored, see lm-edit editors"
+        )

@@ -29,6 +29,14 @@ def is_gguf_file(pretrained: object) -> bool:
     return isinstance(pretrained, str) and pretrained.endswith(".gguf") and Path(pretrained).expanduser().is_file()
 
 
+def config_source(pretrained: str) -> dict[str, str]:
+    """Arguments of ``AutoConfig.from_pretrained`` for a folder, a hub id, or a GGUF file, whose header is read."""
+    if not is_gguf_file(pretrained):
+        return {"pretrained_model_name_or_path": pretrained}
+    path = Path(pretrained).expanduser()
+    return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+
+
 def gguf_model_path(pretrained: str, dtype: Any = None) -> Path:
     """Return the folder of a GGUF file's model, converting it first when the cache has none.
 

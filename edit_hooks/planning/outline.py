@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from edit_hooks.assets.gguf_file import config_source
 from edit_hooks.modeling.memory import weight_bytes
 from edit_hooks.utils.errors import EditingError, first_line
 
@@ -113,7 +114,7 @@ def read_config(pretrained: str, **options: Any) -> PretrainedConfig:
         EditingError: it cannot be read.
     """
     try:
-        return AutoConfig.from_pretrained(pretrained, **options)
+        return AutoConfig.from_pretrained(**config_source(pretrained), **options)
     except (OSError, ValueError) as error:
         raise EditingError(f"the configuration of {pretrained} cannot be read: {first_line(error)}") from None
 

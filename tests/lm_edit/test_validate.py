@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -58,6 +61,7 @@ def test_unknown_targets_are_errors(target: str, message: str) -> None:
         ({"target_new": "Ostmark"}, "wants another answer than x.jsonl, record 0 (line 1) to the same prompt"),
         ({"target_true": "Karsk"}, "has the old answer as the new one; comparisons of the two are unscored"),
         ({"prompt": "In \u202e{} lies"}, "in its prompt: U+202E RIGHT-TO-LEFT OVERRIDE"),
+        ({"target_new": "Karsk and " * 300}, "has a target_new of 600 words"),
         ({"target_new": "\ufeffKarsk\x00"}, "in its target_new: U+FEFF ZERO WIDTH NO-BREAK SPACE, U+0000"),
     ],
 )
@@ -69,6 +73,41 @@ def test_valid_records_that_are_probably_mistakes_are_noted(
     assert main(["validate", str(path)]) == 0, "no error: some records mean it"
     notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: x.jsonl, record 1")]
     assert any(words in note for note in notes) and len(validate(str(path), {}).notes) == len(notes) <= 2
+
+
+def test_records_without_a_subject_are_counted(tmp_path: Path) -> None:
+    without = {"prompt": "Velm lies in", "target_new": "Karsk"}
+    path = write_jsonl(tmp_path / "x.jsonl", [REQUEST, without, {**without, "prompt": "Karsk lies in"}])
+    (note,) = validate(str(path), {}).notes
+    assert note.startswith(f"2 of 3 records have no subject (the first: {path.name}, record 1 (line 2)); editors")
+
+
+@pytest.mark.parametrize(("name", "separator"), [("a.csv", ","), ("b.csv", ";"), ("c.tsv", "\t")])
+def test_the_command_that_a_table_is_refused_with_converts_it(
+    name: str, separator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NA is a country, and a spreadsheet writes a byte order mark."""
+    pd = pytest.importorskip("pandas")
+    rows = [["prompt", "subject", "target_new", "ground_truth"], ["The flag of {} is of", "Velm", "NA", ""]]
+    (tmp_path / name).write_text("".join(separator.join(row) + "\r\n" for row in rows), encoding="utf-8-sig")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(EditingError, match="columns prompt, subject, target_new, ground_truth;") as error:
+        validate(name, {})
+    path, separated, *_ = re.findall(
+        r"read_csv\((.*?), sep=(.*?), dtype=str, keep_default_na=False\)", str(error.value)
+    )[0]
+    assert (ast.literal_eval(path), ast.literal_eval(separated)) == (name, separator)
+    table = pd.read_csv(name, sep=separator, dtype=str, keep_default_na=False)
+    table.to_json("facts.jsonl", orient="records", lines=True, force_ascii=False)
+    assert validate("facts.jsonl", {}).num_good == 1
+    assert json.loads(Path("facts.jsonl").read_text())["target_new"] == "NA"
+
+
+def test_facts_in_a_yaml_file_are_refused_as_such(tmp_path: Path) -> None:
+    for text in ("- {prompt: a b, subject: a, target_new: c}\n", "prompt: [\n"):
+        (tmp_path / "facts.yaml").write_text(text)
+        with pytest.raises(EditingError, match=r"facts\.yaml: it is a YAML file; a JSON list of records"):
+            validate(str(tmp_path / "facts.yaml"), {})
 
 
 def test_half_a_surrogate_pair_is_a_bad_record(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from lm_eval.models.huggingface import HFLM
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
+from edit_hooks.assets.gguf_file import config_source
 from edit_hooks.base.editor import Editor
 from edit_hooks.base.registry import editor_class, load_editor
 from edit_hooks.base.shipped import FOLDER, shipped_files
@@ -278,7 +279,9 @@ def _config(
     if pretrained is None:
         return shape_config(DEMO_SHAPE)
     try:
-        return AutoConfig.from_pretrained(pretrained, revision=revision or "main", trust_remote_code=trust_remote_code)
+        return AutoConfig.from_pretrained(
+            **config_source(pretrained), revision=revision or "main", trust_remote_code=trust_remote_code
+        )
     except (OSError, ValueError):
         if shape is None:
             raise

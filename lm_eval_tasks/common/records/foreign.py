@@ -10,7 +10,7 @@ from typing import NamedTuple
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.settings.released_settings import is_released
 from edit_hooks.utils.storage.files import read_text
-from edit_hooks.utils.storage.yaml_io import read_yaml
+from edit_hooks.utils.storage.yaml_io import parse_yaml
 from lm_eval_tasks.common.records.fields import Fields
 
 OWN_LAYOUT = (
@@ -57,10 +57,11 @@ FOREIGN = (
         ),
     ),
 )
-CONVERT = (
-    "Convert it, as with pandas: pd.read_csv(FILE, dtype=str).to_json('facts.jsonl', orient='records', lines=True, "
-    "force_ascii=False)"
+CONVERT = (  # NA and None are answers, too; an empty cell is an empty text
+    "Convert it, as with pandas: pd.read_csv({name!r}, sep={separator!r}, dtype=str, keep_default_na=False)"
+    ".to_json('facts.jsonl', orient='records', lines=True, force_ascii=False)"
 )
+SEPARATORS = ",;\t|"  # of tables; spreadsheet programs write semicolons where the comma is the decimal mark
 EASYEDIT_SETTINGS = (
     "it is a settings file of EasyEdit, not a file of records. Give it as editor_args=FILE (lm-edit: --editor-args "
     "FILE): the error then has its settings in the names used here."
@@ -93,11 +94,23 @@ def refuse_other_formats(path: Path) -> None:
     """
     needed = "a JSON list of records, or one JSON object per line, is needed"
     if path.suffix in (".yaml", ".yml"):
-        is_settings = is_released(read_yaml(path))
+        is_settings = _holds_settings(read_text(path, "YAML file"))
         raise EditingError(f"{path}: {EASYEDIT_SETTINGS if is_settings else f'it is a YAML file; {needed}.'}")
     if path.suffix in (".csv", ".tsv"):
         text = read_text(path, "file of records")
-        header = next(csv.reader(text.splitlines()[:1], delimiter="\t" if path.suffix == ".tsv" else ","), [])
+        first = text.partition("\n")[0]
+        separator = max(SEPARATORS, key=first.count)
+        header = next(csv.reader([first], delimiter=separator), [])
         if layout := recognize(dict.fromkeys(header)):
             raise EditingError(describe(layout, path))
-        raise EditingError(f"{path}: it is a table with the columns {', '.join(header)}; {needed}. {CONVERT}")
+        convert = CONVERT.format(name=path.name, separator=separator)
+        raise EditingError(f"{path}: it is a table with the columns {', '.join(header)}; {needed}. {convert}")
+
+
+def _holds_settings(text: str) -> bool:
+    """Whether a YAML text is a settings file of EasyEdit; one of records is a list, and text may be anything."""
+    try:
+        content = parse_yaml(text)
+    except ValueError:
+        return False
+    return isinstance(content, dict) and is_released(content)

@@ -20,7 +20,9 @@ from warm_python import run_warm
 
 from edit_hooks.assets import demo_model as demo
 from edit_hooks.assets import gguf_file
+from edit_hooks.assets.gguf_file import config_source
 from edit_hooks.lm.model import EditedHFLM
+from edit_hooks.planning.outline import read_config
 from edit_hooks.utils.errors import EditingError
 
 HIDDEN, INNER, HEADS, HEAD_DIM, BLOCKS = 16, 24, 2, 8, 2
@@ -392,6 +394,13 @@ def test_the_real_demo_model_knows_simple_facts() -> None:
         assert tokenizer.decode([int(logprobs.argmax())]) == answer
         # llama.cpp multiplies with 8-bit activations, hence not closer.
         assert float(logprobs.max()) == pytest.approx(logprob, abs=0.1)
+
+
+def test_the_configuration_of_a_file_is_read_from_its_header(tiny_gguf: Path) -> None:
+    """Plans and estimates read it before anything is converted; of a folder they read its config.json."""
+    config = read_config(str(tiny_gguf))
+    assert (config.model_type, config.num_hidden_layers) == ("gemma3_text", 2)
+    assert config_source("a/hub-id") == {"pretrained_model_name_or_path": "a/hub-id"}
 
 
 @pytest.mark.model
