@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -115,10 +114,6 @@ class Footprint:
     def main_bytes(self) -> int:
         """What main memory holds with one edit finished."""
         return self.statistics + self.update
-
-    def as_dict(self) -> dict[str, Any]:
-        """The bytes by kind, for JSON."""
-        return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "work"}
 
 
 def passes(

@@ -26,8 +26,9 @@ from edit_hooks.modeling.architectures import TESTED_CLASSES
 
 # On one of the two families that differ most (Conv1D and learned positions; rotary, gated, normalized MLP output), in
 # turns: the checks that depend on the family, and every second of the others, again in turns, since neighbors in the
-# registry share their code. On the other one and on the other families: a part of the pairs, some with the checks that
-# depend on the family, some with the one that targets get likelier. `-m slow` runs every check and every pair.
+# registry share their code. On the other one: the checks that depend on the family, for every second pair of neighbors.
+# On the other families: a part of the pairs, some with these checks, some with the one that targets get likelier.
+# `-m slow` runs every check and every pair.
 FULL = ("gpt2", "gemma3_text")
 FAMILY_CHECKS = ("restore", "effect", "target", "rows")
 EDIT_CHECKS = ("target",)
@@ -41,17 +42,20 @@ SHORTENED = [
     for row, editor in enumerate(EDITORS)
     if name not in FULL and (row + column) % NUM_TURNS
 ]
+EDITORS_IN_ORDER = list(EDITORS)
+IN_TURNS = [(name, FULL[row % 2]) for row, name in enumerate(EDITORS)]
+REPEATED = [(name, FULL[1 - row % 2]) for row, name in enumerate(EDITORS) if row // 2 % 2]
 PAIRS = [
     pytest.param(
         editor,
         name,
-        marks=[pytest.mark.slow] if (editor, name) in SHORTENED and (row + column) % 2 else [],
+        marks=[pytest.mark.slow]
+        if (editor, name) in REPEATED or ((editor, name) in SHORTENED and (row + column) % 2)
+        else [],
     )
     for column, name in enumerate(ALL_MODEL_TYPES)
     for row, editor in enumerate(EDITORS)
 ]
-EDITORS_IN_ORDER = list(EDITORS)
-IN_TURNS = [(name, FULL[row % 2]) for row, name in enumerate(EDITORS)]
 # A quarter of the editors in bfloat16 and every eighth one in float16; `-m slow` runs the others.
 HALF_PRECISION = [
     pytest.param(

@@ -219,11 +219,14 @@ def source_id(fields: Fields, name: str, row: int) -> str:
     return str(value)
 
 
-def _with_parents(path: str) -> Iterator[str]:
+@functools.lru_cache(maxsize=4096)  # the records of a file have the same paths
+def _with_parents(path: str) -> tuple[str, ...]:
     """A dotted path and those of the fields that contain it."""
+    paths = []
     while path:
-        yield path
+        paths.append(path)
         path = path[:-2] if path.endswith("[]") else path.rpartition(".")[0]
+    return tuple(paths)
 
 
 def _paths(value: Any, prefix: str = "") -> Iterator[str]:
@@ -231,10 +234,12 @@ def _paths(value: Any, prefix: str = "") -> Iterator[str]:
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield f"{prefix}{name}"
-            yield from _paths(item, f"{prefix}{name}.")
+            if not isinstance(item, str):  # most are
+                yield from _paths(item, f"{prefix}{name}.")
     elif isinstance(value, list):
         for item in value:
-            yield from _paths(item, f"{prefix.removesuffix('.')}[].")
+            if not isinstance(item, str):
+                yield from _paths(item, f"{prefix.removesuffix('.')}[].")
 
 
 def _shorten(value: Any) -> str:
