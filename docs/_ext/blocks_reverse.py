@@ -43,11 +43,16 @@ STUDY_COLUMNS = {
 
 
 class Kept(NamedTuple):
-    """A row of a kept sweep: its name in the plan, its editor, and its cells by heading."""
+    """A row of a kept sweep: its name in the plan, its editor, and its cells by heading.
+
+    Attributes:
+        saw_questions: an edit was trained on a question of the evaluation, word for word.
+    """
 
     name: str
     editor: str
     cells: dict[str, Cell]
+    saw_questions: bool
 
 
 def _kept(folder: str, columns: dict[tuple[str, str], str]) -> Iterator[Kept]:
@@ -60,6 +65,7 @@ def _kept(folder: str, columns: dict[tuple[str, str], str]) -> Iterator[Kept]:
             text_of(row.first["editor_label"]) or row.key["editor"],
             row.key["editor"],
             {heading: cells[place] for place, heading in columns.items() if place in cells},
+            row.questions_trained > 0,
         )
 
 
@@ -99,7 +105,8 @@ def reverse_table(_: str) -> Block:
         changes = "nothing" if one.name == UNEDITED else "/".join(editor_class(one.editor).writes)
         cells = {heading: cell_text(one.cells.get(heading)) for heading in REVERSE_COLUMNS.values()}
         tested = [text for heading in tests for text in (cells[heading], test_text(heading, one.name))]
-        rows.append([f"`{one.name}`", changes, cells["ES"], *tested])
+        name = f"`{one.name}`" + (" (trained on questions)" if one.saw_questions else "")
+        rows.append([name, changes, cells["ES"], *tested])
     return Block(table(["editor", "changes", "ES", "RQS", "p", "RLS", "p"], rows))
 
 

@@ -216,15 +216,30 @@ def test_the_page_of_reverse_locality_quotes_its_table() -> None:
         one.name for one in reverse_rows() if one.name != UNEDITED and "context" not in EDITORS[one.editor].writes
     }
     still = {name for name in inside if (rows[name]["RQS"], rows[name]["RLS"]) == (0.0, 1.0)}
-    assert inside - still == {"two_way", "bird"}
+    assert inside - still == {"two_way", "consequence_ft", "bird", "memoir"}
+    assert {name for name in inside if rows[name]["RQS"] > 0} == {"two_way", "consequence_ft"}
+    assert rows["bird"]["RQS"] == rows["memoir"]["RQS"] == 0
+    assert {name for name in rows if rows[name]["ES"] < 0.5} == {UNEDITED, "revive", "scr"}
     for text in (
-        "`two_way` answers in reverse** (RQS {two_way[RQS]:.2f}), and it pays with RLS {two_way[RLS]:.2f}",
-        "no question turned, and RLS {bird[RLS]:.2f}",
+        "`two_way` has RQS {two_way[RQS]:.2f} and RLS {two_way[RLS]:.2f}, "
+        "`consequence_ft` RQS {consequence_ft[RQS]:.2f} and RLS {consequence_ft[RLS]:.2f}",
+        "no question turned, and RLS {bird[RLS]:.2f} and {memoir[RLS]:.2f}",
+        "With ES {revive[ES]:.2f} and {scr[ES]:.2f}",
         "`ice` has RLS {ice[RLS]:.2f}, and 32 demonstrations (`ike`) {ike[RLS]:.2f}",
         "`scr` keeps {scr[RLS]:.2f}",
     ):
         assert text.format(**rows) in page, text
     assert f"{len(still)} of the {len(inside)} editors of weights and hooks here have it" in page
+    missing = {choice.name for choice in load_plan(find_plan("reverse_locality")).editors} - set(rows)
+    assert missing == {"unke", "any_edit"} and "only `unke` and `any_edit` were not run" in page
+
+
+def test_an_editor_trained_on_a_question_of_the_evaluation_is_marked() -> None:
+    """In the table, and on the page with what is left without that fact."""
+    assert [one.name for one in reverse_rows() if one.saw_questions] == ["consequence_ft"]
+    assert "| `consequence_ft` (trained on questions) |" in BLOCKS["reverse-locality"]("").text
+    own = reverse_cases()["consequence_ft"]
+    assert (own["RQS"][-1], own["RLS"][-1], sum(filter(None, own["RQS"][:-1]))) == (1.0, None, 6.0)
 
 
 def test_published_settings_are_named_as_such() -> None:
