@@ -85,3 +85,14 @@ class Inputs:
         if not path.is_file():
             raise needs.missing(f"there is no file {path}")
         return path
+
+    def files(self, needs: Needs) -> list[Path]:
+        """The files of figures that read several of another verb; of a folder its JSON files, by name."""
+        found: list[Path] = []
+        for given in self.paths:
+            path = user_path(given, f"file of {needs.figure}")
+            inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
+            if not inside or not path.exists():
+                raise needs.missing(f"there is no file {path}{'/*.json' if path.is_dir() else ''}")
+            found += inside
+        return found

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError, near_misses
-from lm_edit.figures import bird_weights, case_answers, causal_trace, stream_curves
+from lm_edit.figures import bird_weights, case_answers, causal_trace, separation, stream_curves
 from lm_edit.figures.bake import bake_answers, bake_icl, bake_logprob, bake_statistics
 from lm_edit.figures.drawing.charts import Chart, arranged
 from lm_edit.figures.drawing.output import check_output, write_figure
@@ -43,7 +43,7 @@ def _by_name() -> Mapping[str, FigureSpec]:
         answer_gap, bake_logprob, bake_icl, bake_answers, bake_statistics, bird_weights, wild_gap, wild_table,
         wild_batches, wild_retention, stream_curves, wild_grid, qaedit_categories, evk_glue, evk_align, evk_map,
         thinkedit_ifr, thinkedit_ckp, thinkedit_tradeoff, thinkedit_graph, thinkedit_steps, knowgic_lengths,
-        causal_trace, case_answers,
+        causal_trace, case_answers, separation,
     )  # fmt: skip
     return {module.SPEC.name: module.SPEC for module in modules}
 

@@ -66,7 +66,11 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """Horizontal bars: a group per category with a bar per series, or stacked."""
+    """Horizontal bars: a group per category with a bar per series, or stacked.
+
+    Attributes:
+        start: where bars begin that are not stacked.
+    """
 
     title: str
     categories: Sequence[str]
@@ -75,6 +79,7 @@ class Bars:
     references: Sequence[Reference] = ()
     stacked: bool = False
     limits: Limits | None = None
+    start: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

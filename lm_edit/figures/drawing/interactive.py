@@ -226,8 +226,9 @@ def _draw_bars(figure: go.Figure, panel: Bars, cell: dict[str, int], named: set[
     rows = list(range(len(panel.categories)))
     for series in panel.series:
         bar = go.Bar(
-            y=rows, x=_values(series.values), orientation="h",
-            marker_color=color_of(series.color), error_x=_errors(series.values, series.low, series.high),
+            y=rows, x=_values([value - panel.start for value in series.values]), orientation="h",
+            base=panel.start or None, marker_color=color_of(series.color),
+            error_x=_errors(series.values, series.low, series.high),
             hovertext=_hover(series), hoverinfo="text", text=[number(value) for value in series.values],
             textposition="inside" if panel.stacked else "none", **_legend(series.name, named),
         )  # fmt: skip

@@ -215,14 +215,15 @@ def _draw_bars(axes: Axes, panel: Bars) -> list[Text]:
     """Draw bars; return the numbers beyond their ends."""
     places = 1 if panel.stacked else len(panel.series)
     thickness = 0.8 / places
-    starts = [0.0] * len(panel.categories)
+    starts = [panel.start] * len(panel.categories)
     with_numbers = len(panel.categories) * places <= BARS_WITH_NUMBERS
     numbers: list[Text] = []
     for place, series in enumerate(panel.series):
         offset = 0.0 if panel.stacked else (place - (places - 1) / 2) * thickness
         rows = [row + offset for row in range(len(panel.categories))]
+        lengths = [value - panel.start for value in series.values]
         axes.barh(
-            rows, series.values, height=thickness * 0.92, left=starts, color=color_of(series.color),
+            rows, lengths, height=thickness * 0.92, left=starts, color=color_of(series.color),
             label=shown(series.name, MAX_TITLE), xerr=_errors(series.values, series.low, series.high),
             error_kw=_whiskers(), edgecolor=theme().paper, linewidth=0.6 if panel.stacked else 0.0,
         )  # fmt: skip
@@ -233,9 +234,10 @@ def _draw_bars(axes: Axes, panel: Bars) -> list[Text]:
                 middle, ink = starts[row] + value / 2, text_on(color_of(series.color))
                 axes.text(middle, rows[row], number(value), ha="center", va="center", fontsize=points(6), color=ink)
             elif with_numbers and not panel.stacked:
-                end = series.high[row] if series.high and value >= 0 else series.low[row] if series.low else value
+                falls = value < panel.start
+                end = (series.low if falls else series.high)[row] if series.high else value
                 end = value if math.isnan(end) else end
-                numbers.append(_write_number(axes, number(value), end, rows[row], leftward=value < 0))
+                numbers.append(_write_number(axes, number(value), end, rows[row], leftward=falls))
         if panel.stacked:
             starts = [
                 start + (0.0 if math.isnan(value) else value)
