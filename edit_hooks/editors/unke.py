@@ -247,8 +247,8 @@ def _fit_block(module: nn.Module, copies: BlockCopies, calls: Sequence[_BlockCal
             outputs = [at_least_float32(hidden_of(module(*call.arguments, **call.keywords))) for call in calls]
             terms = [(y - call.output_RTD).square().mean() for y, call in zip(outputs, calls, strict=True)]
             loss = torch.stack(terms).sum()
-        losses.append(float(loss.detach()))
+        losses.append(loss.detach())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return losses
+    return torch.stack(losses).tolist()  # after the last step: a GPU does not wait

@@ -34,7 +34,7 @@ TRAINING = [
 ]
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize(("editor", "joint"), TRAINING, ids=lambda value: value if isinstance(value, str) else None)
 def test_more_steps_wait_no_more_often(editor: str, joint: bool) -> None:
     """Where a line waits, it waits as often with three more steps; what the first edit finds out is not counted."""
