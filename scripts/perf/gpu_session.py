@@ -9,15 +9,18 @@ neither lm-eval nor an installation of the clone is needed. Into the folder OUT 
 - ``tests.txt``: the output of the tests, file by file;
 - ``table.json`` and ``table.md``: what was measured, and its Markdown for ``scripts/perf/README.md``.
 
-Everything is saved as it ends, and the same command goes on behind it, also with the files of another machine that has
-the same card. ``--table "OPTIONS"`` replaces the options of ``engine.py --table``: those of the published table.
+Everything is saved as it ends, and the same command goes on behind it, also with the files of another machine. Another
+card gets a table of its own, ``table-CARD.json``. ``--table "OPTIONS"`` replaces the options of ``engine.py --table``:
+those of the published table.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -38,7 +41,10 @@ TESTS = [
 WITH_LM_EVAL = "tests/end_to_end/test_cuda_runs.py"
 TEST_SHARE = 1 / 3  # of the time
 LAST_SECONDS = 20  # in which a measurement under way may end
+KILL_SECONDS = 10
 CARD_LOST = 3  # exit status of engine.py
+NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "yaml")
+CARD = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
 MOST_STARTS = 8  # of the table: after an error of the card only another process can go on
 VERSIONS = """
 import importlib.metadata, platform
@@ -74,7 +80,8 @@ def run(command: Sequence[str], log: Path, seconds: float) -> int | None:
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # a driver that hangs keeps even killed processes
+                    process.wait(timeout=KILL_SECONDS)
 
 
 def write_metadata(folder: Path) -> None:
@@ -99,6 +106,9 @@ def write_environment(out: Path) -> None:
 def run_tests(out: Path, until: float) -> None:
     """Run the files of tests that no earlier call has run to their end."""
     log = out / "tests.txt"
+    if importlib.util.find_spec("pytest") is None:
+        print("no tests: pytest is not installed", flush=True)
+        return
     files = [*TESTS, *([WITH_LM_EVAL] if importlib.util.find_spec("lm_eval") else [])]
     # with -v a test that is stopped has a line, and so have those before it
     options = ["-v", "--noconftest", "--tb=short", "--durations=5", "-p", "no:cacheprovider"]
@@ -116,21 +126,31 @@ def run_tests(out: Path, until: float) -> None:
             return
 
 
+def table_file(out: Path) -> Path:
+    """Where the table of this machine's card is saved: beside one of another card, whose numbers it does not mix."""
+    found = subprocess.run([sys.executable, "-c", CARD], stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
+    own, path = re.sub(r"\W+", "-", found).lower(), out / "table.json"
+    if not own or not path.is_file() or json.loads(path.read_text())["about"]["device"] == found:
+        return path
+    return out / f"table-{own}.json"
+
+
 def measure_table(out: Path, until: float, options: Sequence[str]) -> None:
     """Measure what is open, in another process after one that was lost."""
+    table = table_file(out)
     for _ in range(MOST_STARTS):
         seconds = until - time.monotonic()
         minutes = (seconds - LAST_SECONDS) / 60
         if minutes <= 0:
             break
-        saved = ["--save", str((out / "table.json").resolve()), "--minutes", f"{minutes:.2f}"]
+        saved = ["--save", str(table.resolve()), "--minutes", f"{minutes:.2f}"]
         command = [sys.executable, "scripts/perf/engine.py", "--table", *options, *saved]
         status = run(command, out / "table.log", seconds)
         print(f"the table: {'stopped, out of time' if status is None else f'exit status {status}'}", flush=True)
         if status is not None and 0 <= status != CARD_LOST:
             break
-    if (out / "table.md").is_file():
-        print((out / "table.md").read_text())
+    if table.with_suffix(".md").is_file():
+        print(table.with_suffix(".md").read_text())
 
 
 def main() -> None:
@@ -141,6 +161,8 @@ def main() -> None:
     parser.add_argument("--table", default=PUBLISHED, metavar="OPTIONS", help="of engine.py --table, as one text")
     args = parser.parse_args()
     start = time.monotonic()
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        raise SystemExit(f"nothing is measured: {', '.join(missing)} cannot be imported by {sys.executable}")
     args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         try:

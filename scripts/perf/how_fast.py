@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 NO_STOP = {"early_stop_loss": 1e-9}
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch")
 WARM_UP = 16  # joint requests
-MOST_RECORDED = 16  # edits made together, approximately: the steps of more are not recorded
 QUESTION_EDITS = 64  # edits behind the questions
 RATE_SIZES = {"cuda": 8192, "cpu": 1024}  # of the matrix product whose rate is the card's
 
@@ -37,7 +36,7 @@ class EditorRow:
     Attributes:
         key: name of the row among other measurements. label: the settings, in words.
         settings: over the shipped ones; those with a number of steps give way to ``--steps``.
-        most_together: the largest number of edits that is measured.
+        most_together: the largest number of edits that is measured; fewer than 64 for editors of minutes.
     """
 
     key: str
@@ -156,14 +155,18 @@ def editor_action(
 
     A recorded step counts after a second call, which compares it with the step itself.
     """
+    from edit_hooks.modeling.device.recording import num_recordings
+
     editor = made_editor(setup, row, engine)
     requests = (distinct_requests if joint else load_requests)(setup.args, count)
 
     def action(most: int | None = None) -> object:
         return editor.edit(setup.model, setup.tokenizer, requests[:most], joint=joint)
 
-    for _ in range((1 if count > MOST_RECORDED else 2) * (engine == "fast")):
+    if engine == "fast":
         action(WARM_UP if joint else None)
+        if num_recordings(setup.model):
+            action(WARM_UP if joint else None)
     return action
 
 

@@ -37,6 +37,8 @@ from measured_model import Setup
 MOST_TRIES = 2  # of a measurement that does not end
 CARD_LOST = 3  # exit status
 FIRST_JOINT = 200
+FIRST_ANSWERS = ("no edit", "rank 1 in one module")
+MOST_TOGETHER = EditorRow.most_together
 
 Found = dict[str, Any]  # numbers and notes, as JSON
 
@@ -178,7 +180,8 @@ def _editor_parts(setup: Setup) -> Iterator[Part]:
     for row in wanted_rows(setup):
         for count in setup.args.together:
             if count <= row.most_together:
-                urgency = 1 if str(count) in goals(row.key) else 4
+                takes_minutes = count > 1 and row.most_together < MOST_TOGETHER
+                urgency = (2 if takes_minutes else 1) if str(count) in goals(row.key) else 4
                 yield Part(f"{row.key} {count}", urgency, lambda row=row, count=count: _per_edit(setup, row, count))
         yield Part(f"{row.key} plain", 5, lambda row=row: _per_edit(setup, row, 1, engine="reference"))
         yield Part(f"{row.key} operations", 3, lambda row=row: {"operations": operations_per_edit(setup, row)})
@@ -201,7 +204,8 @@ def _joint_parts(setup: Setup) -> Iterator[Part]:
 
 def _answer_parts(setup: Setup) -> Iterator[Part]:
     for label, make in adapter_cases(setup):
-        yield Part(f"answers {label}", 2, lambda make=make: answer_times(setup, make()))
+        urgency = 1 if label in FIRST_ANSWERS else 2
+        yield Part(f"answers {label}", urgency, lambda make=make: answer_times(setup, make()))
     yield Part("answers the model's own generate", 4, lambda: {"tokens_per_second": plain_generate_rate(setup)})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import logging
 import math
@@ -210,6 +211,7 @@ def test_a_session_goes_on_behind_what_it_has(load_script, monkeypatch, tmp_path
         return statuses[ran[-1]]
 
     monkeypatch.setattr(session, "run", run)
+    monkeypatch.setattr(session, "CARD", "")
     until = time.monotonic() + 600
     session.run_tests(tmp_path, until)
     assert ran == ["recording", "decoding", "waiting_edits"]
@@ -225,6 +227,47 @@ def test_a_session_goes_on_behind_what_it_has(load_script, monkeypatch, tmp_path
     assert len(ran) == 5, "an error of the command itself"
     assert all((ROOT / file).is_file() for file in (*session.TESTS, session.WITH_LM_EVAL))
     assert session.CARD_LOST == load_script("how_fast_parts").CARD_LOST
+
+
+def test_a_session_that_would_be_for_nothing_ends_at_once(load_script, monkeypatch, tmp_path: Path) -> None:
+    """Without torch; without pytest only the tests are left out, and the next call runs them."""
+    session = load_script("gpu_session")
+    find_spec = importlib.util.find_spec
+
+    def lack(name: str) -> None:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda one: None if one == name else find_spec(one))
+
+    monkeypatch.setattr(session, "run", lambda *_: pytest.fail("a command was run"))
+    monkeypatch.setattr(sys, "argv", ["gpu_session.py", str(tmp_path / "out")])
+    lack("torch")
+    with pytest.raises(SystemExit, match="nothing is measured: torch cannot be imported by"):
+        session.main()
+    lack("pytest")
+    session.run_tests(tmp_path, math.inf)
+    assert not any(tmp_path.iterdir())
+
+
+def test_another_card_has_a_table_of_its_own(load_script, monkeypatch, tmp_path: Path) -> None:
+    session = load_script("gpu_session")
+    for found, other, expected in (
+        ("NVIDIA H200", "NVIDIA H100 80GB HBM3", "table-nvidia-h200.json"),
+        ("NVIDIA H200", "NVIDIA H200", "table.json"),
+        ("", "NVIDIA H200", "table.json"),
+    ):
+        monkeypatch.setattr(session, "CARD", f"print({found!r})")
+        assert session.table_file(tmp_path).name == "table.json"
+        (tmp_path / "table.json").write_text(json.dumps({"about": {"device": other}}))
+        assert session.table_file(tmp_path).name == expected
+        (tmp_path / "table.json").unlink()
+
+
+def test_measurements_with_goals_come_first_and_those_of_minutes_behind_them(load_script) -> None:
+    parts, args = load_script("how_fast_parts"), argparse.Namespace(editors=None, together=[1, 4, 16, 64], joint=[200])
+    setup = argparse.Namespace(args=args, model=build_model("llama"))
+    found = [*parts._editor_parts(setup), *parts._joint_parts(setup), *parts._answer_parts(setup)]
+    urgent = {part.name for part in found if part.urgency == 1}
+    assert {"rome 1", "rome 16", "adalora 1", "r_rome 64", "answers no edit"} <= urgent
+    assert {part.name for part in found if part.urgency == 2} >= {"adalora 16", "wise 16", "joint 200"}
 
 
 def test_a_clone_that_is_not_installed_has_its_entry_points(load_script, tmp_path: Path) -> None:

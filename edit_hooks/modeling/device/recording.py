@@ -203,6 +203,11 @@ _refused: weakref.WeakKeyDictionary[nn.Module, dict[str, str]] = weakref.WeakKey
 _too_large: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
 
+def num_recordings(model: nn.Module) -> int:
+    """How many recorded steps of a model are kept."""
+    return len(_recordings.get(model, ()))
+
+
 def refusals(model: nn.Module) -> dict[str, str]:
     """Kinds of steps whose recording failed for a model, and why."""
     return dict(_refused.get(model, {}))
