@@ -1,7 +1,7 @@
 """A GGUF file as an ordinary model folder: its weights de-quantized, its tokenizer beside them.
 
 The folder is written once into the user's cache, under a temporary name, and found by the file's hash, the dtype and
-the release of transformers that reads the format.
+the release of transformers that reads the format. It has the file's name, by which results name the model.
 """
 
 from __future__ import annotations
@@ -60,21 +60,22 @@ def gguf_model_path(pretrained: str, dtype: Any = None) -> Path:
             f"pretrained={pretrained} is a GGUF file; reading it needs the package gguf: pip install gguf."
         )
     release = importlib.metadata.version("transformers")
-    folder = cache_root() / "gguf" / f"{sha256_of(path)[:32]}-{name}-{release}"
+    home = cache_root() / "gguf"
+    folder = home / f"{sha256_of(path)[:32]}-{name}-{release}" / path.stem
     if folder.is_dir():
         return folder
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        waiting = f"{path.name}: waiting for another process that is converting a GGUF file in {folder.parent}"
-        with locked(folder.parent / ".conversion.lock", waiting):
-            for leftover in folder.parent.glob(".tmp-*"):  # of a process that was killed
+        home.mkdir(parents=True, exist_ok=True)
+        waiting = f"{path.name}: waiting for another process that is converting a GGUF file in {home}"
+        with locked(home / ".conversion.lock", waiting):
+            for leftover in home.glob(".tmp-*"):  # of a process that was killed
                 shutil.rmtree(leftover, ignore_errors=True)
             if not folder.is_dir():
                 log.warning("%s: de-quantizing it to %s in %s, once", path.name, name, folder)
                 _convert(path, folder, name)
     except OSError as error:
         raise EditingError(
-            f"pretrained={pretrained}: its model cannot be written to the cache folder {folder.parent} ({error}). Free "
+            f"pretrained={pretrained}: its model cannot be written to the cache folder {home} ({error}). Free "
             "some space there, or name another folder in the environment variable LM_EDIT_CACHE."
         ) from error
     return folder
@@ -87,7 +88,7 @@ def _convert(path: Path, folder: Path, dtype: str) -> None:
 
     from edit_hooks.utils.storage.outputs import disk_errors
 
-    work = folder.parent / f".tmp-{uuid.uuid4().hex}"
+    work = folder.parents[1] / f".tmp-{uuid.uuid4().hex}"
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -99,6 +100,7 @@ def _convert(path: Path, folder: Path, dtype: str) -> None:
         with disk_errors(folder):
             model.save_pretrained(work)
             tokenizer.save_pretrained(work)
+        folder.parent.mkdir(exist_ok=True)
         work.rename(folder)
     except (OSError, EditingError):
         raise

@@ -151,6 +151,7 @@ def test_a_gguf_file_is_converted_once_and_loads_by_its_path(
     ids = torch.arange(2, 40)[None]
     assert torch.equal(lm.model(ids).logits, reference(ids).logits)
     assert lm.model.dtype == torch.float32 and lm.tok_encode("the cat is")[0] == 2
+    assert Path(lm.pretrained).name == "tiny", "tables name the model by its folder"
     monkeypatch.setattr(gguf_file, "_convert", lambda *_: pytest.fail("converted twice"))
     assert gguf_file.gguf_model_path(str(tiny_gguf), "auto") == gguf_file.gguf_model_path(str(tiny_gguf), torch.float32)
 
