@@ -44,8 +44,10 @@ FORK = multiprocessing.get_context("fork")  # modules are imported already
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Variables of the stand-in, which is what runs start from here on."""
+    """Variables of the stand-in, which is what runs start from here on; it takes half as long as a sweep's poll."""
     variables = install(tmp_path / "fake")
+    for module in ("runs", "schedule"):
+        monkeypatch.setattr(f"lm_edit.sweeps.execution.{module}.POLL_SECONDS", 0.01)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "fake"), str(ROOT)]))
