@@ -153,24 +153,29 @@ def long_streams(_: str) -> Block:
                 f"after {record['killed_at']:,}: {'equal' if record['resumed'] else 'DIFFERENT'}",
             ]
         )
-    one = next(iter(kept_streams().values()))
+    records = list(kept_streams().values())
+    dates = sorted({record["date"] for record in records})
+    one = records[0]
     facts = (
         f"torch {one['versions']['torch'].partition('+')[0]}, transformers {one['versions']['transformers']}, one "
-        f"thread on a busy machine with {one['cores']} cores, {one['date']}; seconds are of the processor, medians of "
-        "a tenth of the steps."
+        f"thread on a busy machine with {one['cores']} cores, {' to '.join(dict.fromkeys([dates[0], dates[-1]]))}; "
+        "seconds are of the processor, medians of a tenth of the steps."
     )
-    return Block(f"{table(heads, lines)}\n\n{facts} {_flatness()}")
+    return Block(f"{table(heads, lines)}\n\n{facts} {_flatness('seconds')} {_flatness('memory')}")
 
 
-def _flatness() -> str:
-    """Which editors take the same time per step after a tenth of the steps and after all of them, to :data:`FLAT`."""
+QUANTITIES = {"seconds": "Time per step", "memory": "Memory of the process"}
+
+
+def _flatness(quantity: str) -> str:
+    """Which editors take as much after a tenth of the steps as after all of them, to :data:`FLAT`."""
     rises = {
-        editor: record["sections"][-1]["seconds"] / record["sections"][0]["seconds"] - 1
+        editor: record["sections"][-1][quantity] / record["sections"][0][quantity] - 1
         for editor, record in kept_streams().items()
     }
     rising = [f"`{editor}` ({rise:+.0%})" for editor, rise in rises.items() if rise > FLAT]
     flat = [f"`{editor}`" for editor, rise in rises.items() if rise <= FLAT]
-    return f"Flat to {FLAT:.0%} or falling: {', '.join(flat)}. Rising: {', '.join(rising) or 'none'}."
+    return f"{QUANTITIES[quantity]}, flat to {FLAT:.0%} or falling: {', '.join(flat)}; rising: {', '.join(rising)}."
 
 
 def long_stream_curves() -> Chart:
