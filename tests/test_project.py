@@ -76,6 +76,7 @@ RUN_BY = {
     ("ci", "lm-eval"): "bash scripts/test.sh",
     ("ci", "distributions"): "bash scripts/check_release.sh",
     ("nightly", "slow"): "bash scripts/test.sh -m slow",
+    ("nightly", "lowest"): "bash scripts/test.sh",
     ("nightly", "upstream"): "bash scripts/test.sh",
     ("docs", "build"): "bash scripts/site.sh site",
     ("docs", "publish"): None,

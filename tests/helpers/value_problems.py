@@ -69,9 +69,17 @@ def keep_wide() -> Iterator[None]:
 
         return call
 
+    product = torch.Tensor.__matmul__
+
+    def of_one_type(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        both = torch.promote_types(left.dtype, right.dtype)
+        return product(to(left, both), to(right, both))
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "float", lambda tensor: widened(tensor, torch.float32))
         patch.setattr(torch.Tensor, "to", widened)
+        # Some versions of transformers multiply the frequencies, float64 in here, by positions in float32.
+        patch.setattr(torch.Tensor, "__matmul__", of_one_type)
         for place in (torch, torch.nn.functional, torch.Tensor):
             for name in ("softmax", "log_softmax", "sum", "mean", "cumsum"):
                 if hasattr(place, name):

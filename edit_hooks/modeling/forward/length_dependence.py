@@ -52,5 +52,11 @@ def forget_lengths(model: Any) -> None:
     A module with ``dynamic`` scaling keeps the frequencies of its longest text until a text is shorter than the border,
     so answers would depend on the texts before them. A pass of one token resets it.
     """
-    if any(rule.rope_type == "dynamic" for rule in length_rules(model)):
-        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=input_device(model)), use_cache=False)
+    if not any(rule.rope_type == "dynamic" for rule in length_rules(model)):
+        return
+    grown = [module for module in model.modules() if hasattr(module, "max_seq_len_cached")]
+    for module in grown:  # transformers up to 5.12 does not record here that the frequencies have grown
+        module.max_seq_len_cached = module.original_max_seq_len + 1
+    model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=input_device(model)), use_cache=False)
+    for module in grown:
+        module.max_seq_len_cached = module.original_max_seq_len

@@ -74,9 +74,10 @@ def test_texts_are_those_of_generate(build: Callable[[], PreTrainedModel]) -> No
         ids = torch.tensor([item.context])
         plain = build()
         plain.generation_config.eos_token_id = None
-        output = plain.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, pad_token_id=0
-        )
+        settings = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+        # Without a cache: up to 5.19, Phi-3 drops the cache at the border and then reads the last token alone.
+        settings["use_cache"] = build is not longrope
+        output = plain.generate(ids, attention_mask=torch.ones_like(ids), **settings)
         assert found == tuple(output[0, len(item.context) :].tolist())
 
 
