@@ -28,7 +28,7 @@ from torch import nn
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.modeling.adapter_layers import require_additive
 from edit_hooks.modeling.architectures import edited_module, linear_of, unwrapped, weight_of
-from edit_hooks.modeling.device.run_ahead import runs_ahead
+from edit_hooks.modeling.device.run_ahead import runs_ahead, upload
 from edit_hooks.modeling.hooks import Registration, hooks
 from edit_hooks.modeling.linear_maps import is_linear_map
 from edit_hooks.modeling.weights import check_weights
@@ -84,7 +84,7 @@ class _StackedFactors:
         order, factor_of_row = _by_number_of_rows(factor_of_row)
         left_UDK, right_UFK = self.left_UDK, self.right_UFK
         if order != list(range(len(left_UDK))):
-            index_U = torch.tensor(order, dtype=torch.long, device=left_UDK.device)
+            index_U = upload(torch.tensor(order, dtype=torch.long), left_UDK.device)
             left_UDK, right_UFK = left_UDK[index_U], right_UFK[index_U]
         return _StackedFactors(self.module, left_UDK, right_UFK, factor_of_row)
 
@@ -97,7 +97,7 @@ class _StackedFactors:
             end = start + len(members)
             rows = [row for rows in members for row in rows]
             is_all = rows == list(range(len(self.factor_of_row)))
-            rows_M = None if is_all else torch.tensor(rows, device=self.left_UDK.device)
+            rows_M = None if is_all else self._index(rows)
             shares.append(_Share(self.left_UDK[start:end], self.right_UFK[start:end], rows_M))
             start = end
         return shares
@@ -134,7 +134,7 @@ class _StackedFactors:
         return rows_of_factor
 
     def _index(self, numbers: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(numbers, device=self.left_UDK.device)
+        return upload(torch.tensor(numbers), self.left_UDK.device)
 
 
 class PerRowAdapters:

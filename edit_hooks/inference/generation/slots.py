@@ -34,7 +34,7 @@ from edit_hooks.inference.generation.continuations import Continuations
 from edit_hooks.inference.items import Limits
 from edit_hooks.modeling.architectures import input_device, text_config
 from edit_hooks.modeling.device.recording import recording_of, records, release_memory
-from edit_hooks.modeling.device.run_ahead import LateRead, runs_ahead
+from edit_hooks.modeling.device.run_ahead import LateRead, runs_ahead, upload
 from edit_hooks.modeling.forward.forward_pass import ForwardPass, agree, forward_pass_of, probe_rows
 from edit_hooks.modeling.forward.kv_cache import CACHE, right_padded
 from edit_hooks.modeling.forward.length_dependence import length_rules
@@ -201,7 +201,7 @@ class _SlotBatch:
         with edits.prefill(mask_NT, new_N):
             row_N = torch.arange(len(rows), device=self.device)
             states_ND = self.forward.states_at(self.model, inputs, row_N, new_N - 1, use_cache=True)
-        slot_N = torch.tensor(slots, device=self.device)
+        slot_N = upload(torch.tensor(slots), self.device)
         if not self.layers:
             self.layers = [_SlotLayer(layer, len(self.slot_B), self.columns) for layer in inputs[CACHE].layers]
         for layer, prefilled in zip(self.layers, inputs[CACHE].layers, strict=True):
@@ -257,7 +257,7 @@ class _SlotBatch:
 
     def select(self, slots: Sequence[int]) -> None:
         """Keep some slots."""
-        slot_B = torch.tensor(slots, device=self.device)
+        slot_B = upload(torch.tensor(slots), self.device)
         for layer in self.layers:
             layer.select(slot_B)
         self._set_slots(self.ids_B[slot_B], self.length_B[slot_B])
@@ -375,7 +375,7 @@ class _SlotLoop:
         slots = free[: len(chosen)]
         prefix = self.batch.prefix
         if prefix is not None:
-            prefix = prefix.select(torch.tensor(chosen, device=prefix.mask_RP.device))
+            prefix = prefix.select(upload(torch.tensor(chosen), prefix.mask_RP.device))
         edits = RowEdits(self.slots.model, [self.batch.deltas[row] for row in chosen])
         states_ND = self.slots.prefill(slots, [self.continuations.items[row].context for row in chosen], edits, prefix)
         for slot, row in zip(slots, chosen, strict=True):
@@ -419,7 +419,7 @@ class _SlotLoop:
             tokens = tokens_N.tolist()
             self._decide(rows, slots, [tokens[position] for position in positions], states_ND[list(positions)])
             return
-        self.slots.ids_B[torch.tensor(slots, device=self.slots.device)] = tokens_N.clamp(min=0)
+        self.slots.ids_B[upload(torch.tensor(slots), self.slots.device)] = tokens_N.clamp(min=0)
         self._send(tokens_N, positions, slots)
 
     def _send(self, tokens_N: torch.Tensor, positions: Sequence[int], slots: Sequence[int]) -> None:
@@ -442,8 +442,8 @@ class _SlotLoop:
             if row not in stopped
         }
         if read:
-            slot_N = torch.tensor(list(read), device=self.slots.device)
-            self.slots.ids_B[slot_N] = torch.tensor(list(read.values()), device=self.slots.device)
+            slot_N = upload(torch.tensor(list(read)), self.slots.device)
+            self.slots.ids_B[slot_N] = upload(torch.tensor(list(read.values())), self.slots.device)
 
     def _read(self) -> None:
         """Read the tokens of the oldest step; what follows the end of a text is dropped."""
