@@ -142,6 +142,7 @@ def assert_one_number(model: Any, delta: Delta, path: str) -> None:
     assert texts == generate_reference(model, tokenizer, questions, lambda count: None)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("kind", "editor"),
     [

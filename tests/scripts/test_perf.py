@@ -25,6 +25,8 @@ from edit_hooks import load_editor
 from edit_hooks.contract.tiny_models import build_model, build_tokenizer, save_tiny
 from edit_hooks.modeling.device import recording
 
+pytestmark = pytest.mark.usefixtures("collects_new_objects_only")  # as each measurement does
+
 
 @pytest.fixture
 def load_script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:

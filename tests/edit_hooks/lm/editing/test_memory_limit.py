@@ -19,6 +19,8 @@ from edit_hooks.inference.items import ScoreItem
 from edit_hooks.lm.editing import memory_limit as large_edits
 from edit_hooks.utils.errors import EditingError
 
+pytestmark = pytest.mark.usefixtures("collects_new_objects_only")
+
 EDITS = [
     EditRequest(prompt="{} is the capital of", subject=f"Port {number}", target_new="Dravonia") for number in range(6)
 ]

@@ -136,5 +136,5 @@ def test_the_bar_counts_the_edits_of_every_editor(editor: str, monkeypatch: pyte
     subject = Subject(editor, "llama")
     tiny = subject.model, subject.tokenizer
     made = IndependentEdits(*tiny, subject.make(), None, model_identity(*tiny), measure_edits=False)
-    assert all(isinstance(edit, Delta) for edit in made.in_order([(request,) for request in EDIT_REQUESTS]))
-    assert Recorded.shown[-1] == (len(EDIT_REQUESTS), "")
+    assert all(isinstance(edit, Delta) for edit in made.in_order([(request,) for request in EDIT_REQUESTS[:2]]))
+    assert Recorded.shown[-1] == (2, "")
