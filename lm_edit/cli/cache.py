@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from edit_hooks.utils.errors import EditingError
@@ -62,7 +63,8 @@ def _run_demo(args: argparse.Namespace) -> int:
 
     folder = demo_model_path(args.dtype)
     size = sum(path.stat().st_size for path in folder.iterdir())
-    say(f"{DEMO_NAME}\n{folder} ({size / 1e6:.0f} MB)")
+    print(f"{DEMO_NAME}, {size / 1e6:.0f} MB", file=sys.stderr)
+    say(folder)  # alone, for $(lm-edit demo)
     return 0
 
 

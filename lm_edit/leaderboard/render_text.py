@@ -272,10 +272,9 @@ def _latex_cell(cell: Cell | None) -> str:
     if cell is None:
         return ""
     value = rf"\textbf{{{format_value(cell.value)}}}" if cell.is_best else _latex(format_value(cell.value))
-    interval = ""
-    if cell.interval:
-        interval = rf" {{\scriptsize {_latex(format_interval(cell.interval))}}}"
-    return value + _latex(cell.marks) + interval
+    partly = f"({cell.counts})" if cell.num_scored < (cell.num_cases or 0) else ""  # complete ones need no count
+    small = " ".join(filter(None, (format_interval(cell.interval) if cell.interval else "", partly)))
+    return value + _latex(cell.marks) + (rf" {{\scriptsize {_latex(small)}}}" if small else "")
 
 
 def _latex(text: str) -> str:

@@ -119,14 +119,22 @@ def within_64_bits(value: Any) -> Any:
 
 
 def read_json(
-    path: str | os.PathLike[str], what: str = "JSON file", *, finite: bool = True, halves: Halves = "refuse"
+    path: str | os.PathLike[str],
+    what: str = "JSON file",
+    *,
+    advice: str = "",
+    finite: bool = True,
+    halves: Halves = "refuse",
 ) -> Any:
     """Read a JSON file.
+
+    Args:
+        what: kind of file, for messages. advice, finite, halves: as of :func:`parse_json`.
 
     Raises:
         EditingError: as :func:`edit_hooks.utils.storage.files.read_text` and :func:`parse_json`.
     """
-    return parse_json(read_text(path, what), str(path), finite=finite, halves=halves)
+    return parse_json(read_text(path, what), str(path), advice=advice, finite=finite, halves=halves)
 
 
 def read_rows(

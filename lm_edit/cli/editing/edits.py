@@ -173,12 +173,13 @@ def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_export(args: argparse.Namespace) -> int:
+    from edit_hooks.assets.demo_model import demo_dtype, demo_model_path
     from lm_edit.edits import export_edits
 
     export = export_edits(args.deltas, args.out, args.format, model_options(args), args.rank)
     folder, loadable, is_low_rank, wrecked, adapter, sum_nlls = export
     of_model, is_adapter = loading_options(args), args.format == "peft"
-    demo = {} if args.pretrained else {"pretrained": "<folder of the demo model, see lm-edit demo>"}
+    demo = {} if args.pretrained else {"pretrained": demo_model_path(demo_dtype(args.dtype))}
     whole = {**demo, **of_model, "peft": folder} if is_adapter else {"pretrained": folder}
     say(f"written to {folder}")
     if wrecked:

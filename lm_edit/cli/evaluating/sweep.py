@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lm_edit.sweeps.planning.grid import Grid
 
 DEFAULT_OUT = "sweeps"  # with a folder for each plan
+RETRY = "--retry executes failed runs again, and those with damaged results, which are set aside"
 LARGE_EDIT = 2**25  # bytes in the store from which a plan names them: those of dense updates
 
 
@@ -199,6 +200,8 @@ def _print_states(grid: Grid, out: Path) -> int:
     table(HEADER, seen.rows)
     for line in seen.summary:
         say(line)
+    if seen.has_failed:
+        say(RETRY)
     return 1 if seen.has_failed else 0
 
 
@@ -238,7 +241,7 @@ def execute(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int:
         else:
             say(f"failed: {folders[folder]}; log: {log}")
     if to_retry:
-        say("--retry executes failed runs again, and those with damaged results, which are set aside")
+        say(RETRY)
     if len(to_retry) < len(failed):
         say("the same command executes the runs again that were interrupted, not submitted, or lost their worker")
     return 1 if failed else 0

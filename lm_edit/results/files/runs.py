@@ -139,13 +139,16 @@ def read_result_files(paths: Paths) -> list[ResultFile]:
     return sorted(files, key=lambda file: (file.date, file.path.name))
 
 
+DAMAGED = "Was a copy interrupted? Move the file away, or run it again (in a sweep: lm-edit sweep ... --retry)."
+
+
 def read_result_file(path: Path) -> ResultFile:
     """Read one result file.
 
     Raises:
         EditingError: for an unreadable file, and for one that is no result file of lm-eval.
     """
-    content = read_json(path, "result file", finite=False, halves="replace")
+    content = read_json(path, "result file", advice=DAMAGED, finite=False, halves="replace")
     if problem := RESULT_FILE(content, "") or _misnamed(content):
         raise EditingError(f"{path}: not a result file as lm_eval --output_path saves it: {problem}.")
     return ResultFile(path, content)

@@ -61,7 +61,9 @@ def test_csv_has_every_number_and_no_formula(board):
 
 def test_latex_escapes_and_marks(board):
     text = render_latex(board, board.default_columns, [])
-    assert r"rome & \textbf{1.000}$^{\dagger}$ {\scriptsize [0.646, 1.000]} \\" in text
+    assert r"rome & \textbf{1.000}$^{\dagger}$ {\scriptsize [0.646, 1.000] (7/8)} \\" in text, (
+        "its eighth case is unscored"
+    )
     assert r"=cmd|x\_<b> & 0.500" in text and r"bake\_es efficacy\_prob" in text
 
 

@@ -58,7 +58,7 @@ def test_wrong_numbers_are_found(path: Path, name: str, value: Any, words: str) 
 def test_truncated_result_files(path: Path, cut: int) -> None:
     path.write_text(path.read_text(encoding="utf-8")[:-cut], encoding="utf-8")
     (text,) = problems(path)
-    assert "not valid JSON" in text
+    assert "not valid JSON" in text and "lm-edit sweep ... --retry" in text
     with pytest.raises(EditingError, match="not valid JSON"):
         load_results(path)
 

@@ -143,7 +143,8 @@ def test_one_limit_has_one_folder(
     run_verb(
         ["sweep", str(plan), "--out", str(tmp_path / "out"), "--status", *(["--limit", *options] if options else [])]
     )
-    assert "a reason" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "a reason" in printed and "--retry executes failed runs again" in printed
 
 
 def test_a_data_file_counts_by_its_content(tmp_path: Path) -> None:
