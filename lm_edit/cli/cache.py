@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from edit_hooks.utils.errors import EditingError
@@ -59,12 +58,8 @@ def _add_demo_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run_demo(args: argparse.Namespace) -> int:
     from edit_hooks.assets.demo_model import demo_model_path
-    from edit_hooks.assets.demo_name import DEMO_NAME
 
-    folder = demo_model_path(args.dtype)
-    size = sum(path.stat().st_size for path in folder.iterdir())
-    print(f"{DEMO_NAME}, {size / 1e6:.0f} MB", file=sys.stderr)
-    say(folder)  # alone, for $(lm-edit demo)
+    say(demo_model_path(args.dtype))  # alone, for $(lm-edit demo)
     return 0
 
 

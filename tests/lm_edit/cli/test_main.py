@@ -94,8 +94,6 @@ def test_every_output_has_one_short_option():
 
 def test_the_folder_of_the_demo_model_is_all_of_the_output(tmp_path, monkeypatch, capsys):
     """For "$(lm-edit demo)"."""
-    (tmp_path / "model.safetensors").write_bytes(bytes(3_000_000))
     monkeypatch.setattr("edit_hooks.assets.demo_model.demo_model_path", lambda dtype: tmp_path)
     assert main(["demo"]) == 0
-    printed = capsys.readouterr()
-    assert printed.out == f"{tmp_path}\n" and "3 MB" in printed.err
+    assert capsys.readouterr().out == f"{tmp_path}\n"
