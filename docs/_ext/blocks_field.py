@@ -51,7 +51,7 @@ TRAINED = {False: "no", True: "yes"}
 
 
 class Measured(NamedTuple):
-    """A row of the leaderboard with its cells by metric."""
+    """A row of the leaderboard with its cells by metric, after all edits."""
 
     row: Row
     cells: Mapping[str, Cell]
@@ -75,7 +75,7 @@ def measured_rows(folder: Path, mode: str) -> list[Measured]:
     cases = load_cases(read, require_samples=False)
     board = build_board(found, cases[cases["run"].isin(found["run"])])
     return [
-        Measured(row, {key.metric: cell for key, cell in row.cells.items()})
+        Measured(row, {key.metric: cell for key, cell in row.cells.items() if not key.stage})
         for section in board.sections
         for row in section.rows
     ]

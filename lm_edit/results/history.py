@@ -31,6 +31,7 @@ CHANGES = {
 }
 DIGITS = 12  # of a digest that are shown
 MAX_NAMED = 4  # changes that a cell names
+SAME = "a run of the same settings and versions"
 
 
 class DatedRow(NamedTuple):
@@ -38,10 +39,12 @@ class DatedRow(NamedTuple):
 
     Attributes:
         facts: name -> text of everything that may change.
+        recorded: what the file has about the run.
     """
 
     row: Mapping[str, Any]
     facts: Mapping[str, str]
+    recorded: Mapping[str, Any]
 
 
 def history(paths: Paths, metrics: Sequence[str] = (), only: Sequence[str] = ()) -> Comparison:
@@ -55,6 +58,41 @@ def history(paths: Paths, metrics: Sequence[str] = (), only: Sequence[str] = ())
     Raises:
         EditingError: as ``load_results``; for an unknown metric; and if every row is in one file only.
     """
+    read = _read(paths, metrics, only)
+    groups, files = read.groups, read.files
+    several = [group for group in groups if len(group) > 1]
+    if not several:
+        raise EditingError(
+            f"{len(read.frame)} results, each of one date: a history needs files of the same task, model, editor and "
+            "mode; --installed compares each with what is installed."
+        )
+    labels = run_labels(read.frame)
+    table = [["task", "metric", "run", "date", "value", "cases", "made stale by"]]
+    for group in several:
+        entries = [_dated(row, files) for row in group.to_dict("records")]
+        table += _rows_of(entries, labels)
+    notes = [f"{len(groups) - len(several)} further rows have one date only."] if len(groups) > len(several) else []
+    return Comparison(table, [*notes, *_installed(files.values())])
+
+
+def newest_rows(
+    paths: Paths, metrics: Sequence[str] = (), only: Sequence[str] = ()
+) -> tuple[list[DatedRow], dict[str, str]]:
+    """The newest result of each row, and a label for every run; for arguments and errors see :func:`history`."""
+    read = _read(paths, metrics, only)
+    newest = [_dated(group.to_dict("records")[-1], read.files) for group in read.groups]
+    return newest, run_labels(read.frame)
+
+
+class _Read(NamedTuple):
+    """Files by path, the chosen results, and those of each row, oldest first, without copies."""
+
+    files: dict[str, ResultFile]
+    frame: pd.DataFrame
+    groups: list[pd.DataFrame]
+
+
+def _read(paths: Paths, metrics: Sequence[str], only: Sequence[str]) -> _Read:
     files = {str(file.path): file for file in read_result_files(paths)}
     frame = filter_rows(_frame([row for file in files.values() for row in result_rows(file)]), only)
     frame = frame.assign(shown=[f"{one.metric}@{one.stage}" if one.stage else one.metric for one in frame.itertuples()])
@@ -62,18 +100,12 @@ def history(paths: Paths, metrics: Sequence[str] = (), only: Sequence[str] = ())
     groups = frame.groupby([frame[name].map(text_of) for name in ROW], sort=False)
     # A copy of a file is no further date.
     kept = [group.drop_duplicates(["run", "date", "value"]) for _, group in groups]
-    several = [group.sort_values(["date", "file"], kind="stable") for group in kept if len(group) > 1]
-    if not several:
-        raise EditingError(
-            f"{len(frame)} results, each of one date: a history needs files of the same task, model, editor and mode."
-        )
-    labels = run_labels(frame)
-    table = [["task", "metric", "run", "date", "value", "cases", "made stale by"]]
-    for group in several:
-        entries = [DatedRow(row, _facts(row, files[row["file"]])) for row in group.to_dict("records")]
-        table += _rows_of(entries, labels)
-    notes = [f"{len(groups) - len(several)} further rows have one date only."] if len(groups) > len(several) else []
-    return Comparison(table, [*notes, *_installed(files.values())])
+    return _Read(files, frame, [group.sort_values(["date", "file"], kind="stable") for group in kept])
+
+
+def _dated(row: Mapping[str, Any], files: Mapping[str, ResultFile]) -> DatedRow:
+    file = files[row["file"]]
+    return DatedRow(row, _facts(row, file), file.content["config"].get("edited_hf") or {})
 
 
 def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -117,12 +149,19 @@ def _facts(row: Mapping[str, Any], file: ResultFile) -> dict[str, str]:
             f"version of {name.removesuffix('_version').replace('_', '-')}", text_of(file.content.get(name))
         )
     facts["code of the package"] = text_of(own.get("code_fingerprint"))
+    origin = own.get("settings_origin")
+    shipped = origin.get("shipped") if isinstance(origin, Mapping) else None
+    facts |= {f"settings file {name}": "shipped" for name in shipped or ()}
     config = row["editor_config"] if isinstance(row["editor_config"], Mapping) else {}
     return facts | {f"setting {name}": str(value) for name, value in config.items() if name != "seed"}
 
 
-def describe_changes(older: Mapping[str, str], newer: Mapping[str, str]) -> str:
-    """What differs between two results of a row; facts that one of them has not recorded do not count."""
+def describe_changes(older: Mapping[str, str], newer: Mapping[str, str], none: str = SAME) -> str:
+    """What differs between two results of a row; facts that one of them has not recorded do not count.
+
+    Args:
+        none: the text if nothing differs.
+    """
     found = [
         _change(name, older[name], newer[name])
         for name in older
@@ -134,7 +173,7 @@ def describe_changes(older: Mapping[str, str], newer: Mapping[str, str]) -> str:
         other = newer if one is older else older
         found += [f"{word} {name}" for name in one if name.startswith("setting ") and name not in other]
     more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
-    return "; ".join(found[:MAX_NAMED]) + more if found else "a run of the same settings and versions"
+    return "; ".join(found[:MAX_NAMED]) + more if found else none
 
 
 def _change(name: str, older: str, newer: str) -> str:

@@ -9,7 +9,15 @@ from typing import Any
 import blocks_field
 import pytest
 from blocks import BLOCKS
-from blocks_field import END_TOKEN, END_TOKEN_COLUMNS, FIELD, difference, kept_streams, long_stream_curves
+from blocks_field import (
+    END_TOKEN,
+    END_TOKEN_COLUMNS,
+    FIELD,
+    FIELD_COLUMNS,
+    difference,
+    kept_streams,
+    long_stream_curves,
+)
 from paths import ROOT
 
 from edit_hooks.base.registry import EDITORS, editor_class
@@ -86,6 +94,22 @@ def test_every_number_of_the_end_token_is_that_of_the_files() -> None:
         cells = [[float(cell.split()[0]) for cell in row.split("|")[:4]] for row in rows]
         seeds = [row.split("|")[-1].strip() for row in rows]
         assert values in cells or "1" not in seeds, file.path
+
+
+def test_streams_of_the_field_are_scored_after_all_edits() -> None:
+    """Not at their last checkpoint, whose columns have the same metric; and the page quotes these numbers."""
+    shown = BLOCKS["field"]("").text
+    for file in read_result_files([FIELD]):
+        name = file.facts.editor_label or file.facts.editor
+        (row,) = re.findall(rf"^\| `{name}` \|[^|]*\|[^|]*\|(.*)\|$", shown, flags=re.MULTILINE)
+        values = [
+            next(task[f"{metric},none"] for task in file.tasks.values() if f"{metric},none" in task)
+            for metric in FIELD_COLUMNS
+        ]
+        assert [float(cell.split()[0]) for cell in row.split("|")[: len(values)]] == [round(one, 2) for one in values]
+        if name in ("alphaedit", "ultraedit"):
+            page = " ".join((ROOT / "docs/guides/field.md").read_text(encoding="utf-8").split())
+            assert f"{values[0]:.2f} and {values[1]:.2f}" in page
 
 
 def test_the_interval_of_a_difference_is_newcombes() -> None:

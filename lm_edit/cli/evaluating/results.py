@@ -53,6 +53,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     history.add_argument(
         "--metrics", nargs="+", default=[], help="only these metrics (default: the first of each task)"
     )
+    history.add_argument(
+        "--installed", action="store_true", help="the newest result of each row that is stale by what is installed now"
+    )
     add_only_argument(history)
     watch = actions.add_parser("watch", help=WATCH_HELP, description=WATCH_HELP)
     watch.add_argument("folder", help="--out of lm-edit sweep, or a folder of several")
@@ -133,6 +136,11 @@ def _print(found: Comparison) -> None:
 
 
 def _history(args: argparse.Namespace) -> int:
+    if args.installed:
+        from lm_edit.installed import stale_rows
+
+        _print(stale_rows(args.paths, args.metrics, args.only))
+        return 0
     from lm_edit.results.history import history
 
     _print(history(args.paths, args.metrics, args.only))

@@ -108,6 +108,13 @@ def benchmarks_of(name: str) -> list[Benchmark[Any]]:
     return list(found.values())
 
 
+def task_metadata(name: str) -> dict[str, Any]:
+    """The metadata of a task of this or of another package; none of a group, and of a task that is not installed."""
+    config = getattr(_own_tasks().get(name), "cfg", None) or {}
+    metadata = config.get("metadata")
+    return dict(metadata) if isinstance(metadata, dict) else {}
+
+
 def _leaves(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Name and configuration of each task behind a name."""
     index = _index_of(name)

@@ -10,8 +10,14 @@ import pytest
 from result_files import change, scripted_results, write_run
 
 from edit_hooks import EditingError
+from edit_hooks.base.registry import load_editor
+from edit_hooks.base.shipped import shipped_files
+from edit_hooks.lm.loading.versions import installed_versions
+from edit_hooks.utils.storage.hashing import code_fingerprint
 from lm_edit.cli.main import main
+from lm_edit.installed import ENGINE, stale_rows
 from lm_edit.results.history import history
+from lm_edit.sweeps.checking.tasks import task_metadata
 
 
 def write(folder: Path, day: int, value: float, **changes: Any) -> Path:
@@ -61,3 +67,49 @@ def test_facts_that_a_file_has_not_recorded_are_no_change(tmp_path):
     write(tmp_path, 1, 0.5, versions={})
     write(tmp_path, 2, 0.5, versions={"lm-eval-editing": "0.2.0"}, model_identity={})
     assert cells(tmp_path)[0][1] == "a run of the same settings and versions"
+
+
+def stale(*paths: Path) -> tuple[list[str], str]:
+    found = stale_rows([str(path) for path in paths], ["efficacy_prob"])
+    return [row[-1] for row in found.rows[1:]], found.notes[0]
+
+
+def as_installed(folder: Path, day: int) -> Path:
+    """A run of what is installed now, by its versions, code, task, data and shipped settings."""
+    shipped = dict(shipped_files("r_rome"))["gemma-3-270m"]["config"]
+    editor = load_editor("r_rome")
+    path = write(
+        folder,
+        day,
+        0.5,
+        versions=installed_versions(),
+        code_fingerprint=code_fingerprint(ENGINE, *editor.source_modules),
+        settings_origin={"shipped": ["r_rome/gemma-3-270m.yaml"], "given": ["num_steps"]},
+        editor_config={**shipped, "num_steps": 7},
+    )
+    change(path, lambda content: content["versions"].update(bake_es=task_metadata("bake_es")["version"]))
+    return path
+
+
+def test_the_newest_result_of_a_row_is_compared_with_what_is_installed(tmp_path):
+    """Only the newest counts; a setting that the run gave itself, and facts that nobody recorded, do not."""
+    write(tmp_path, 1, 0.25, versions={"torch": "0.1"}, code_fingerprint="0" * 64)
+    newest = as_installed(tmp_path, 2)
+    changes, note = stale(tmp_path)
+    assert (changes, note) == ([], "0 of 1 rows are stale; 1 is of what is installed.")
+    for edit, words in (
+        (lambda own: own["versions"].update(torch="0.1"), "version of torch 0.1 to "),
+        (lambda own: own.update(code_fingerprint="0" * 64), "code of the package 000000000000... to "),
+        (lambda own: own["editor_config"].update(layers=[99]), "setting layers [99] to "),
+        (
+            lambda own: own["settings_origin"].update(shipped=["r_rome/no.yaml"]),
+            "settings file r_rome/no.yaml shipped to not shipped",
+        ),
+    ):
+        original = newest.read_text(encoding="utf-8")
+        change(newest, lambda content, edit=edit: edit(content["config"]["edited_hf"]))
+        changes, note = stale(tmp_path)
+        assert len(changes) == 1 and changes[0].startswith(words), words
+        newest.write_text(original, encoding="utf-8")
+    change(newest, lambda content: content["versions"].update(bake_es=0.5))
+    assert stale(tmp_path)[0][0].startswith("task version 0.5 to ")

@@ -1,0 +1,118 @@
+"""Which results were made with something else than is installed now: versions, code, tasks, data, shipped settings.
+
+A fact that a result has not recorded, or that cannot be found here (an editor of another machine, published data
+without a pinned revision), makes nothing stale. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from edit_hooks.base.registry import load_editor
+from edit_hooks.base.shipped import shipped_files
+from edit_hooks.lm.loading.versions import installed_versions
+from edit_hooks.lm.model import EditedHFLM
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.storage.hashing import code_fingerprint
+from lm_edit.results.files.runs import Paths
+from lm_edit.results.files.task_facts import UNEDITED
+from lm_edit.results.filters import is_missing, text_of
+from lm_edit.results.history import DatedRow, describe_changes, newest_rows
+from lm_edit.results.show import Comparison
+from lm_edit.sweeps.checking.tasks import task_metadata
+from lm_eval_tasks.common.records.benchmark import find_benchmark
+
+ENGINE = EditedHFLM.__module__  # whose code every fingerprint of a run has
+MINI = "mini"
+HUB = "hub"
+
+
+def stale_rows(paths: Paths, metrics: Sequence[str] = (), only: Sequence[str] = ()) -> Comparison:
+    """The newest result of every row that another installation made, with what differs from this one.
+
+    Args:
+        metrics, only: as in :func:`lm_edit.results.history.history`.
+
+    Raises:
+        EditingError: as ``history``, but not for rows of one date.
+    """
+    entries, labels = newest_rows(paths, metrics, only)
+    table = [["task", "metric", "run", "date", "value", "made stale by"]]
+    for entry in entries:
+        now = {**entry.facts, **installed_facts(entry)}
+        if now == dict(entry.facts) or not (changes := describe_changes(entry.facts, now, "")):
+            continue
+        row = entry.row
+        value = "unscored" if is_missing(row["value"]) else f"{row['value']:.3f}"
+        table.append([row["task"], row["shown"], labels[row["run"]], row["date"], value, changes])
+    stale = len(table) - 1
+    fresh = "is" if len(entries) - stale == 1 else "are"
+    note = f"{stale} of {len(entries)} rows are stale; {len(entries) - stale} {fresh} of what is installed."
+    return Comparison(table if stale else [], [note])
+
+
+def installed_facts(entry: DatedRow) -> dict[str, str]:
+    """The facts of a result as they would be recorded now, under the names of :class:`DatedRow`."""
+    own = entry.recorded
+    facts = {f"version of {name}": version for name, version in installed_versions().items()}
+    if (code := _code(own, entry.row)) is not None:
+        facts["code of the package"] = code
+    if (version := task_metadata(str(entry.row["task"])).get("version")) is not None:
+        facts["task version"] = str(version)
+    return facts | dict(_data(own, entry.row)) | dict(_settings(own))
+
+
+def _code(own: Mapping[str, Any], row: Mapping[str, Any]) -> str | None:
+    """The fingerprint of the engine and the editor; ``None`` if other code took part or the editor is not here."""
+    name, config = text_of(own.get("editor")), own.get("editor_config")
+    if name in ("", UNEDITED.strip("_"), "none") or own.get("load_edit") or text_of(own.get("icl")) not in ("", "no"):
+        return None
+    if ":" in name and find_spec(name.partition(":")[0].partition(".")[0]) is None:
+        return None
+    base = {"base": config["base"]} if isinstance(config, Mapping) and isinstance(config.get("base"), str) else {}
+    try:
+        return code_fingerprint(ENGINE, *load_editor(name, base).source_modules)
+    except EditingError:
+        return None
+
+
+def _data(own: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Digest of an embedded sample, or the revision to which published data are pinned."""
+    try:
+        benchmark = find_benchmark(text_of(row["benchmark"]))
+    except EditingError:
+        return
+    label, _, name = text_of(row["data"]).partition(":")
+    digest, _, subset = text_of(row["data_hash"]).partition(" ")
+    if label == MINI and digest:
+        try:
+            now = str(benchmark.load({"data": text_of(row["data"])}).source.get("sha256", ""))
+        except EditingError:
+            now = "none"  # the sample is not there any more
+        yield "hash of the data", f"{now} {subset}".rstrip()
+    if label == HUB and not own.get("data_revision"):
+        file = (benchmark.source.sets or {}).get(name) if name else benchmark.source.published
+        if revision := getattr(file, "revision", None):
+            yield "data revision", str(revision)
+
+
+def _settings(own: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Values that the shipped files of a run have now, but for settings that the run gave itself."""
+    origin, config = own.get("settings_origin"), own.get("editor_config")
+    if not isinstance(origin, Mapping) or not isinstance(config, Mapping):
+        return
+    given = {str(name) for name in origin.get("given") or ()}
+    for file in origin.get("shipped") or ():
+        folder, _, name = str(file).removesuffix(".yaml").partition("/")
+        try:
+            content = dict(shipped_files(folder)).get(name)
+        except EditingError:
+            content = None
+        if content is None:
+            yield f"settings file {file}", "not shipped any more"
+            continue
+        for setting, value in content["config"].items():
+            if setting in config and setting not in given and setting not in (own.get("drawn_settings") or ()):
+                yield f"setting {setting}", str(value)
