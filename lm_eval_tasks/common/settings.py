@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from edit_hooks.prompt_context import AUTO, read_separator
+from edit_hooks.prompt_context import AUTO, QUESTION_SLOT, read_separator
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.settings.numbers import SEED, require_whole
@@ -76,6 +76,20 @@ def text_setting(name: str, help: str, accepted: str, *, default: str | None = N
         if not isinstance(value, str) or not value.strip():
             raise EditingError(f"{name}={value!r} is not a text. Accepted: {accepted}.")
         return value
+
+    return Setting(name, accepted, help, read)
+
+
+def context_setting(name: str, help: str, contexts: Iterable[str]) -> Setting[str]:
+    """A context of questions: one of some names, the default first, or a text with a place for the question."""
+    names = tuple(contexts)
+    accepted = f"{', '.join(names)}, or a text with {QUESTION_SLOT}"
+
+    def read(settings: Settings) -> str:
+        context = settings.get(name, names[0])
+        if isinstance(context, str) and (context in names or context.count(QUESTION_SLOT) == 1):
+            return context
+        raise EditingError(f"{name}={context!r} is unknown. Accepted: {accepted} once.")
 
     return Setting(name, accepted, help, read)
 

@@ -14,7 +14,7 @@ from edit_hooks.prompt_context import QA_INSTRUCTION, statement
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.settings.numbers import POSITIVE, require_number, require_whole
 from edit_hooks.utils.text.scripts import warn_of_english_rule
-from lm_eval_tasks.common.settings import Setting, Settings, choice_setting
+from lm_eval_tasks.common.settings import Setting, Settings, choice_setting, context_setting
 from lm_eval_tasks.knowgic.case import Hop
 from lm_eval_tasks.protocols.fluency import GENERATION_SEED
 
@@ -48,7 +48,7 @@ KNOWGIC_PROMPTING = choice_setting(
     "ask each question of a chain alone, or after the earlier ones and their answers",
     [SINGLE, SEQUENTIAL],
 )
-KNOWGIC_CONTEXT = choice_setting("knowgic_context", "context of the questions", list(CONTEXTS))
+KNOWGIC_CONTEXT = context_setting("knowgic_context", "context of the questions", CONTEXTS)
 FORM_SETTINGS = (
     KNOWGIC_DRAWS,
     KNOWGIC_TEMPERATURE,
@@ -87,9 +87,13 @@ class Form:
         return ("\n" if self.is_statement else "\n\n").join([*turns, self._alone(hop, settings)])
 
     def _alone(self, hop: Hop, settings: Settings) -> str:
-        asked = self.ask(hop)
-        prompt = asked if self.is_statement else CONTEXTS[KNOWGIC_CONTEXT.read(settings)].replace("{question}", asked)
-        if prompt not in (hop.question, hop.statement):
+        asked, context = self.ask(hop), KNOWGIC_CONTEXT.read(settings)
+        if self.is_statement:
+            prompt, is_own = asked, asked == hop.statement
+        else:
+            prompt = CONTEXTS.get(context, context).replace("{question}", asked)
+            is_own = asked == hop.question and context != "qa_inst"
+        if not is_own:
             remedy = "Without: --metadata knowgic_context=question_only, in the form that asks for the object."
             warn_of_english_rule(logger, "wordings and instruction of knowgic", [hop.statement], remedy)
         return prompt

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from edit_hooks.decoding import AskedModel, Decoding
-from edit_hooks.prompt_context import QA_INSTRUCTION
+from edit_hooks.prompt_context import QA_INSTRUCTION, QUESTION_SLOT
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.text.scripts import warn_of_english_rule
@@ -21,7 +21,7 @@ from lm_eval_tasks.common.records.cases import EFFICACY, NEIGHBORHOOD, PARAPHRAS
 from lm_eval_tasks.common.scoring import measures
 from lm_eval_tasks.common.scoring.measures import Measure, mean_over
 from lm_eval_tasks.common.scoring.population import POPULATION, with_helper
-from lm_eval_tasks.common.settings import Settings, choice_setting
+from lm_eval_tasks.common.settings import Settings, context_setting
 
 logger = get_logger("lm_eval.editing_tasks")
 
@@ -38,7 +38,7 @@ CONTEXTS = {
     ),
 }
 
-WILD_CONTEXT = choice_setting("wild_context", "context of the questions", list(CONTEXTS))
+WILD_CONTEXT = context_setting("wild_context", "context of the questions", CONTEXTS)
 # All settings that a benchmark with tasks of this protocol or of the synthetic one declares.
 WILD_SETTINGS = (WILD_CONTEXT, POPULATION)
 
@@ -79,13 +79,13 @@ def generation_doc(case: Case, settings: Settings, context: str, probes: Sequenc
 def generation_probe(
     kind: str, question: Question, context: str, ask: AskedModel = "edited", decoding: Decoding | None = None
 ) -> Probe:
-    """A probe that generates the answer to a question in one of :data:`CONTEXTS`."""
-    if context != QUESTION_ONLY:
-        remedy = f"Questions without it: --metadata wild_context={QUESTION_ONLY}."
+    """A probe that generates the answer to a question in one of :data:`CONTEXTS`, or in a text of the user."""
+    if context in CONTEXTS and context != QUESTION_ONLY:
+        remedy = f"Others: --metadata wild_context={QUESTION_ONLY}, or your own text with {QUESTION_SLOT}."
         warn_of_english_rule(logger, f"the instruction of wild_context={context}", [question.prompt], remedy)
     return Probe(
         kind=kind,
-        prompt=CONTEXTS[context].replace("{question}", question.prompt),
+        prompt=CONTEXTS.get(context, context).replace(QUESTION_SLOT, question.prompt),
         generate=True,
         gold=question.wanted,
         question=question.prompt,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from edit_hooks.prompt_context import statement
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.text.scripts import warn_of_english_rule
+from edit_hooks.utils.text.scripts import PERIODS, warn_of_english_rule
 
 logger = get_logger("lm_eval.editing_tasks")
 
@@ -64,13 +64,13 @@ def fill(frame: str, **texts: str) -> str:
 
 
 def state(wording: Wording, prompt: str, text: str, separator: str | None = None) -> str:
-    """A fact as one sentence; an object that ends in a period gets no second one.
+    """A fact as one sentence; an object that ends in a period, of any script, gets no second one.
 
     Args:
         separator: white space between prompt and object, if their record has one.
     """
     sentence = fill(wording.statement, prompt=prompt, object=text, fact=statement(prompt, text, separator))
-    return sentence if sentence.endswith(".") else sentence + "."
+    return sentence if sentence.endswith(PERIODS) else sentence + "."
 
 
 def judgment(statement: str) -> str:

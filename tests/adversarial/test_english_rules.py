@@ -85,3 +85,8 @@ def test_templates_of_the_language_of_the_facts_are_no_reason_to_warn(
 )
 def test_latin_texts_are_those_with_mostly_latin_letters(text: str, expected: bool) -> None:
     assert is_latin(text) is expected
+
+
+@pytest.mark.parametrize(("answer", "end"), [("利马", "."), ("利马。", ""), ("Lima.", "")])
+def test_a_statement_ends_in_one_period_of_any_script(answer: str, end: str) -> None:
+    assert state(CLOZE, CHINESE.text, answer) == f"挪威的首都是{answer}{end}"

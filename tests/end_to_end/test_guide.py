@@ -129,6 +129,7 @@ def test_facts_in_chinese_and_about_code_are_edited_and_evaluated(folder, tmp_pa
         "In Python, the value x = {} is a set",
     ]
     assert "4 made, 0 failed" in printed.split("counterfact_flat_es", 1)[1]
+    assert "the instruction of wild_context" not in printed  # asked in a context in the language of the facts
 
 
 def test_an_own_editor_is_checked_evaluated_and_compared(folder, tmp_path, monkeypatch, capsys):

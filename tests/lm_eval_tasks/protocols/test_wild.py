@@ -61,6 +61,7 @@ def test_answers_in_another_script(caplog: pytest.LogCaptureFixture, monkeypatch
             "<s>[INST] <<SYS>>\nYou are a helpful, respectful and honest assistant.\n<</SYS>>\n\n"
             "who founded the Orrin press [/INST]</s>",
         ),
+        ("请回答\n问: {question}\n答:", "请回答\n问: who founded the Orrin press\n答:"),
     ],
 )
 def test_contexts(context: str, prompt: str) -> None:
@@ -90,9 +91,15 @@ def test_the_own_chat_template_of_a_model_takes_any_other_context(context: str, 
     assert helper.startswith("<user>Please answer the question:")  # the population is that of any other context
 
 
-def test_an_unknown_context_is_an_error() -> None:
-    with pytest.raises(EditingError, match="wild_context='chat' is unknown"):
-        build("qaedit_wild_locality", wild_context="chat")
+@pytest.mark.parametrize("context", ["chat", "{question} {question}", ["{question}"], ""])
+def test_an_unknown_context_is_an_error(context: Any) -> None:
+    with pytest.raises(EditingError, match=r"wild_context=.* is unknown"):
+        build("qaedit_wild_locality", wild_context=context)
+
+
+def test_a_question_in_its_own_language_draws_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    probe = wild.generation_probe("efficacy", Question("意大利的首都在哪里", "罗马"), "问: {question}\n答:")
+    assert probe.prompt == "问: 意大利的首都在哪里\n答:" and not caplog.records
 
 
 def test_locality_compares_all_tokens_and_reports_empty_pairs() -> None:
