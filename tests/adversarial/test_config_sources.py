@@ -259,6 +259,10 @@ SAME_AS: dict[str, list[tuple[str, str, list[str]]]] = {
     "alphaedit": [("memit", DEMO, ["layers", "num_steps", "lr", "weight_decay", "clamp_factor"])],
     "evk_edit": [("alphaedit", DEMO, ["layers", "num_steps", "lr", "weight_decay", "clamp_factor"])],
     "emmet": [("memit", DEMO, ["num_steps", "lr", "weight_decay"])],
+    "suit": [
+        ("alphaedit", DEMO, ["layers", "num_steps", "lr", "weight_decay", "clamp_factor", "nullspace_threshold", "l2"])
+    ],
+    "fe": [("memit", DEMO, ["layers", "num_steps", "lr", "weight_decay", "clamp_factor"])],
     "loc_ft_crispedit": [("loc_ft", DEMO, ["layers", "lr"])],
     "pmet": [
         ("memit", DEMO, ["layers", "num_steps", "weight_decay", "clamp_factor"]),
