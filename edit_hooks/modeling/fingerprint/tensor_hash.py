@@ -65,7 +65,8 @@ def sample_of(tensor: torch.Tensor) -> bytes:
     if hasattr(local, "__tensor_flatten__"):  # codes and scales in a class of another package, which has few operations
         return b"".join(sample_of(getattr(local, name)) for name in sorted(local.__tensor_flatten__()[0]))
     flat = local.detach().reshape(-1)
-    chosen = flat[:: (len(flat) // NUM_SAMPLED) | 1].contiguous()
+    distance = max(1, len(flat) // NUM_SAMPLED)
+    chosen = flat[:: distance - 1 + distance % 2].contiguous()
     return chosen.view(torch.uint8).cpu().numpy().tobytes()
 
 

@@ -14,7 +14,7 @@ from edit_hooks import Delta, EditingError, EditJob, Editor, EditorConfig, EditR
 from edit_hooks.base.footprint import NOTHING_CARRIED, StreamGrowth
 from edit_hooks.base.registry import editor_class
 from edit_hooks.contract.tiny_models import EDIT_LAYER, build_model, build_tokenizer
-from edit_hooks.modeling.fingerprint import guard
+from edit_hooks.modeling.fingerprint import guard, tensor_hash
 from edit_hooks.utils.errors import ModelChangedError
 
 REQUEST = EditRequest(prompt="{} is located in", subject="Port Amelin", target_new="Rome")
@@ -155,10 +155,10 @@ def test_codes_and_scales_of_a_quantized_weight_are_sampled() -> None:
             return ["codes", "scale"], None
 
     weight: Any = Coded()
-    before = guard._sample(weight)
-    assert len(before) >= guard.NUM_SAMPLED and guard._sample(weight) == before
+    before = tensor_hash.sample_of(weight)
+    assert len(before) >= tensor_hash.NUM_SAMPLED and tensor_hash.sample_of(weight) == before
     weight.scale += 1
-    assert guard._sample(weight) != before
+    assert tensor_hash.sample_of(weight) != before
 
 
 def test_what_returns_to_its_place_is_no_change() -> None:
