@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from block import ROOT, Block, table
+from block import ROOT, Block, table, unique
 from blocks_measured import cell_text
 
 from edit_hooks.base.describe import describe_editor
@@ -75,7 +75,7 @@ def measured_rows(folder: Path, mode: str) -> list[Measured]:
     cases = load_cases(read, require_samples=False)
     board = build_board(found, cases[cases["run"].isin(found["run"])])
     return [
-        Measured(row, {key.metric: cell for key, cell in row.cells.items() if not key.stage})
+        Measured(row, unique((metric, cell) for (_, metric), cell in row.final_cells.items()))
         for section in board.sections
         for row in section.rows
     ]
@@ -173,9 +173,9 @@ def _flatness(quantity: str) -> str:
         editor: record["sections"][-1][quantity] / record["sections"][0][quantity] - 1
         for editor, record in kept_streams().items()
     }
-    rising = [f"`{editor}` ({rise:+.0%})" for editor, rise in rises.items() if rise > FLAT]
-    flat = [f"`{editor}`" for editor, rise in rises.items() if rise <= FLAT]
-    return f"{QUANTITIES[quantity]}, flat to {FLAT:.0%} or falling: {', '.join(flat)}; rising: {', '.join(rising)}."
+    rising = ", ".join(f"`{editor}` ({rise:+.0%})" for editor, rise in rises.items() if rise > FLAT) or "none"
+    flat = ", ".join(f"`{editor}`" for editor, rise in rises.items() if rise <= FLAT) or "none"
+    return f"{QUANTITIES[quantity]}, flat to {FLAT:.0%} or falling: {flat}; rising: {rising}."
 
 
 def long_stream_curves() -> Chart:

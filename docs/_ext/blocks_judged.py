@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from block import ROOT, Block, table
+from block import ROOT, Block, table, unique
 
 JUDGED = ROOT / "docs/_data/metrics_judged"
 # Editors of the plan, in the order of the columns.
@@ -27,7 +27,11 @@ def kept_separations() -> dict[str, dict[str, Any]]:
 
 def columns_of(kept: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Name of a column -> its numbers, without columns of the unedited model."""
-    return {one["metric"]: one for one in kept["columns"] if not one["unedited"]}
+    return unique(
+        (f"{one['metric']}@{one['stage']}" if one["stage"] else one["metric"], one)
+        for one in kept["columns"]
+        if not one["unedited"]
+    )
 
 
 def areas() -> dict[str, dict[str, dict[str, Any]]]:

@@ -118,7 +118,7 @@ def _ablation_cells() -> Iterator[tuple[str, dict[str, Cell]]]:
     read = ResultSet.of([ABLATIONS])
     board = build_board(load_results(read), load_cases(read, require_samples=False))
     for row in (row for section in board.sections for row in section.rows):
-        cells = {(key.task, key.metric): cell for key, cell in row.cells.items()}
+        cells = row.final_cells
         yield (
             text_of(row.first["editor_label"]) or row.key["editor"],
             {heading: cells[place] for place, heading in PARTS_OF_TWO_WAY.items() if place in cells},
@@ -192,7 +192,7 @@ def cell_text(cell: Cell | None) -> str:
 
 def _columns(rows: Sequence[Measured]) -> dict[ColumnKey, str]:
     """Column -> heading, of the columns that the rows of editors have."""
-    keys = {(key.task, key.metric): key for one in rows for key in one.row.cells}
+    keys = {(key.task, key.metric): key for one in rows for key in one.row.cells if not key.stage}
     return {keys[place]: heading for place, heading in HEADINGS.items() if place in keys}
 
 

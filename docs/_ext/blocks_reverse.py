@@ -60,7 +60,7 @@ def _kept(folder: str, columns: dict[tuple[str, str], str]) -> Iterator[Kept]:
     board = build_board(load_results(read), load_cases(read, require_samples=False))
     rows = {id(row): row for section in board.sections for row in section.rows}
     for row in rows.values():
-        cells = {(key.task, key.metric): cell for key, cell in row.cells.items()}
+        cells = row.final_cells
         yield Kept(
             text_of(row.first["editor_label"]) or row.key["editor"],
             row.key["editor"],

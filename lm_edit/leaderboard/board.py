@@ -194,7 +194,7 @@ class Row:
         run_names: readable names of all runs.
         settings_origin: ``shipped``, ``given`` or ``untuned: ...``.
         cost: of its edits; of several seeds, the mean of the seconds.
-        questions_trained: above 0 if its edits report that they were trained on a question of its cases.
+        questions_trained: questions of its cases on which its edits report a training, over tasks and seeds.
         cells: by column.
     """
 
@@ -218,6 +218,15 @@ class Row:
     def run_ids(self) -> tuple[str, ...]:
         """Ids of the runs of all seeds."""
         return tuple(run for runs in self.runs.values() for run in runs)
+
+    @property
+    def final_cells(self) -> dict[tuple[str, str], Cell]:
+        """Cells by task and metric, after all edits: not those of checkpoints; of several filters the first."""
+        found: dict[tuple[str, str], Cell] = {}
+        for key, cell in self.cells.items():
+            if not key.stage:
+                found.setdefault((key.task, key.metric), cell)
+        return found
 
     @property
     def is_reference(self) -> bool:

@@ -176,7 +176,8 @@ def _read_row(key: RowKey, group: pd.DataFrame, cases: _CasesByColumn, durations
         tuple(name for names in runs.values() for name in names.values()),
         text_of(first["settings_origin"]),
         _cost(records, durations),
-        sum(_questions_trained(record.get("edit")) for record in records),
+        # All metrics of a task have the summary of its edits.
+        sum({(record["run"], record["task"]): _questions_trained(record.get("edit")) for record in records}.values()),
         cells,
         scores,
     )

@@ -7,6 +7,8 @@ import re
 from typing import Any
 
 import blocks_field
+import blocks_measured
+import blocks_reverse
 import pytest
 from blocks import BLOCKS
 from blocks_field import (
@@ -17,6 +19,7 @@ from blocks_field import (
     difference,
     kept_streams,
     long_stream_curves,
+    measured_rows,
 )
 from paths import ROOT
 
@@ -163,3 +166,17 @@ def test_the_estimate_of_an_8b_model_is_the_commands() -> None:
     assert re.search(r"^48 runs; to do: about [\d.]+ h one after another$", text, flags=re.MULTILINE)
     page = (ROOT / "docs/guides/field.md").read_text(encoding="utf-8")
     assert "<!-- generated: field-estimate 8b -->" in page and blocks_field.ESTIMATES["demo"].startswith("field_3k")
+
+
+def test_every_table_has_the_numbers_after_all_edits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a stream whose files have a checkpoint beside each final number."""
+    place = ("zsre_wild_reliability", "efficacy_wild_em")
+    rows = {one.name: one for one in blocks_reverse._kept(str(FIELD.relative_to(ROOT)), {place: "EM"})}
+    (stream,) = (one for one in measured_rows(FIELD, "sequential") if one.editor == "ultraedit")
+    by_stage = {key.stage: cell.value for key, cell in stream.row.cells.items() if (key.task, key.metric) == place}
+    assert {"", "100"} <= set(by_stage)
+    assert by_stage[""] not in [value for stage, value in by_stage.items() if stage]
+    assert rows["ultraedit"].cells["EM"].value == stream.cells["efficacy_wild_em"].value == by_stage[""]
+    monkeypatch.setattr(blocks_measured, "HEADINGS", {place: "EM"})
+    columns = blocks_measured._columns([blocks_measured.Measured("ultraedit", "", stream.row)])
+    assert [(key.metric, key.stage) for key in columns] == [("efficacy_wild_em", "")]

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from block import unique
 from blocks_judged import JUDGED, ORDER, areas, kept_separations, metrics_judged
 from paths import ROOT
 
@@ -51,3 +52,9 @@ def test_numbers_of_the_page_are_those_of_the_table() -> None:
     for name, numbers in quoted:
         for editor, value in re.findall(r"(\w+) (\d\.\d\d)", numbers):
             assert f"{areas()[name][editor]['auc']:.2f}" == value, (name, editor)
+
+
+def test_a_name_with_two_values_is_refused() -> None:
+    assert unique([("a", 1), ("b", 2)]) == {"a": 1, "b": 2}
+    with pytest.raises(ValueError, match="a has several values"):
+        unique([("a", 1), ("b", 2), ("a", 3)])

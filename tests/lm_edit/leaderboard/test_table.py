@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -280,6 +281,26 @@ def test_editors_trained_on_a_question_of_the_evaluation_are_ranked_apart():
         "demo: single edits": ["lora", "rome", "unedited"],
         "demo: editors trained on questions of the evaluation, single edits": ["ft", "unedited"],
     }
+
+
+def test_questions_trained_are_counted_once_per_task():
+    """Every metric of a task has the summary of its edits; another task has questions of its own."""
+    results, cases = frames(
+        {"ft": {"bake_es/efficacy_prob": [1, 0], "bake_es/efficacy_em": [1, 0], "bake_rq/rqs": [1, 0]}}
+    )
+    results["edit"] = [{"questions_trained": 1 if task == "bake_es" else 2} for task in results["task"]]
+    assert rows_of(board((results, cases)))["ft"].questions_trained == 3
+
+
+def test_final_cells_are_not_those_of_checkpoints():
+    final, at_100 = (
+        ColumnKey("bake_es", "efficacy_prob", "", "none"),
+        ColumnKey("bake_es", "efficacy_prob", "100", "none"),
+    )
+    row = rows_of(board(frames(es(rome=[1, 0]))))["rome"]
+    cell = row.cells[final]
+    for cells in ({final: cell, at_100: None}, {at_100: None, final: cell}):
+        assert dataclasses.replace(row, cells=cells).final_cells == {("bake_es", "efficacy_prob"): cell}
 
 
 def test_models_are_compared_with_their_own_unedited_model():
