@@ -21,6 +21,7 @@ from typing import Literal
 from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.in_context.rounds import ANSWER, THOUGHTS
 from edit_hooks.in_context.selection import bare_question
+from edit_hooks.utils.text.scripts import ENDS, PERIODS
 
 ReplyRule = Literal["released", "named"]
 REPLY_TOKENS = 50  # longest reply, as in the release
@@ -35,7 +36,7 @@ _BEST_MATCH = re.compile(
 def sentence_of(fact: ContextEdit) -> str:
     """A fact as a sentence, with a period unless it has an end of its own."""
     text = fact.statement
-    return text if text.endswith((".", "!", "?")) else f"{text}."
+    return text if text.endswith(ENDS) else f"{text}."
 
 
 def choice_prompt(facts: Sequence[ContextEdit], question: str) -> str:
@@ -68,7 +69,7 @@ def read_choice(reply: str, facts: Sequence[ContextEdit], rule: ReplyRule) -> st
     sentences = [sentence_of(fact) for fact in facts]
     if rule == "named":
         lowered = reply.lower()
-        named = [text for text in sentences if text.rstrip(".").lower() in lowered]
+        named = [text for text in sentences if text.rstrip("".join(PERIODS)).lower() in lowered]
         return max(named, key=len, default=None)
     if any(words in reply.lower() for words in NONE_RELEVANT):
         return None
@@ -77,8 +78,10 @@ def read_choice(reply: str, facts: Sequence[ContextEdit], rule: ReplyRule) -> st
 
 def released_fact(reply: str) -> str:
     """The fact that a reply states, by the rule of the release."""
-    text = reply if not reply or reply.endswith(".") else f"{reply}."
-    if (match := _BEST_MATCH.search(text)) is None:
-        return text
-    fact = match.group(1).strip()
-    return f"{fact}." if fact else fact
+    if (match := _BEST_MATCH.search(f"{reply}.")) is None:
+        return _with_period(reply)
+    return _with_period(match.group(1).strip())
+
+
+def _with_period(text: str) -> str:
+    return text if not text or text.endswith(PERIODS) else f"{text}."

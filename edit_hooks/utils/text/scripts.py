@@ -30,6 +30,8 @@ _SENTENCE_ENDS: dict[str, tuple[str, ...]] = {
     "MYANMAR": ("\u104b",),
     "TIBETAN": ("\u0f0d",),
 }
+# Marks that end a sentence of any script.
+ENDS = (".", "!", "?", *dict.fromkeys(mark for marks in _SENTENCE_ENDS.values() for mark in marks))
 
 
 def separator_between(prompt: str, target: str) -> str:

@@ -10,7 +10,7 @@ from lm_runs import build, instance
 from edit_hooks import EditingError, EditRequest, load_editor
 from edit_hooks.answers import FailedAnswer, GeneratedText
 from edit_hooks.deltas.context_edit import ContextEdit
-from edit_hooks.in_context.fact_choice import answer_prompt, choice_prompt, read_choice
+from edit_hooks.in_context.fact_choice import answer_prompt, choice_prompt, read_choice, sentence_of
 from lm_eval_tasks.common.asking.answers import FACT_CUT, NOT_FINITE, read_answer
 
 PLACES = ["Port Elna", "Harrow Tower", "Quarrow", "Tessaly", "Sund", "Brellin", "Caldora"]
@@ -125,6 +125,20 @@ def test_named_facts_are_edits_in_full(reply, chosen):
     facts.append(("The album False Alarm is", "3.5 hours long"))
     assert read_choice(reply, [ContextEdit(*fact) for fact in facts], "named") == chosen
     assert read_choice(reply, [ContextEdit(*facts[0])], "named") in (chosen, "The mayor of Sund is Mara Sun.", None)
+
+
+def test_facts_of_other_scripts_have_one_end_and_are_chosen_without_it():
+    facts = [
+        ContextEdit("法国的首都是", "罗马。", separator=""),
+        ContextEdit("भारत की राजधानी", "पुणे है।"),
+        ContextEdit("谁", "是他\uff1f", separator=""),
+    ]
+    assert [sentence_of(fact) for fact in facts] == ["法国的首都是罗马。", "भारत की राजधानी पुणे है।", "谁是他\uff1f"]
+    for fact in facts[:2]:
+        assert read_choice(sentence_of(fact)[:-1], facts, "named") == sentence_of(fact)
+    reply = "The fact that best matches the question is 法国的首都是罗马。"
+    assert read_choice(reply, facts, "released") == "法国的首都是罗马。"
+    assert read_choice("法国的首都是罗马。", facts, "released") == "法国的首都是罗马。"
 
 
 def test_the_rule_of_the_settings_is_the_one_that_reads(scripted):
