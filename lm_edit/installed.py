@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from edit_hooks.base.registry import load_editor
-from edit_hooks.base.shipped import shipped_files
+from edit_hooks.base.shipped import names_blocks, shipped_files
 from edit_hooks.lm.loading.versions import installed_versions
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.utils.errors import EditingError
@@ -19,7 +19,7 @@ from edit_hooks.utils.storage.hashing import code_fingerprint
 from lm_edit.results.files.runs import Paths
 from lm_edit.results.files.task_facts import UNEDITED
 from lm_edit.results.filters import is_missing, text_of
-from lm_edit.results.history import DatedRow, describe_changes, newest_rows
+from lm_edit.results.history import BASE, DatedRow, base_settings, describe_changes, newest_rows
 from lm_edit.results.show import Comparison
 from lm_edit.sweeps.checking.tasks import task_metadata
 from lm_eval_tasks.common.records.benchmark import find_benchmark
@@ -61,7 +61,7 @@ def installed_facts(entry: DatedRow) -> dict[str, str]:
         facts["code of the package"] = code
     if (version := task_metadata(str(entry.row["task"])).get("version")) is not None:
         facts["task version"] = str(version)
-    return facts | dict(_data(own, entry.row)) | dict(_settings(own))
+    return facts | dict(_data(entry)) | dict(_settings(own))
 
 
 def _code(own: Mapping[str, Any], row: Mapping[str, Any]) -> str | None:
@@ -78,8 +78,9 @@ def _code(own: Mapping[str, Any], row: Mapping[str, Any]) -> str | None:
         return None
 
 
-def _data(own: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Digest of an embedded sample, or the revision to which published data are pinned."""
+def _data(entry: DatedRow) -> Iterator[tuple[str, str]]:
+    """Digest of an embedded sample, or the revision to which published data are pinned, unless the run named one."""
+    row = entry.row
     try:
         benchmark = find_benchmark(text_of(row["benchmark"]))
     except EditingError:
@@ -92,18 +93,22 @@ def _data(own: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[tuple[str,
         except EditingError:
             now = "none"  # the sample is not there any more
         yield "hash of the data", f"{now} {subset}".rstrip()
-    if label == HUB and not own.get("data_revision"):
+    if label == HUB and not (entry.recorded.get("data_revision") or entry.settings.get("data_revision")):
         file = (benchmark.source.sets or {}).get(name) if name else benchmark.source.published
         if revision := getattr(file, "revision", None):
             yield "data revision", str(revision)
 
 
 def _settings(own: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Values that the shipped files of a run have now, but for settings that the run gave itself."""
+    """Values that the shipped files of a run have now and that the run did not use.
+
+    Settings that the run gave itself do not count, nor do blocks of a file that was moved to another depth.
+    """
     origin, config = own.get("settings_origin"), own.get("editor_config")
     if not isinstance(origin, Mapping) or not isinstance(config, Mapping):
         return
-    given = {str(name) for name in origin.get("given") or ()}
+    drawn = own.get("drawn_settings") or {}
+    exempt = {*(origin.get("given") or ()), *drawn, *base_settings(drawn)}
     for file in origin.get("shipped") or ():
         folder, _, name = str(file).removesuffix(".yaml").partition("/")
         try:
@@ -114,5 +119,12 @@ def _settings(own: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"settings file {file}", "not shipped any more"
             continue
         for setting, value in content["config"].items():
-            if setting in config and setting not in given and setting not in (own.get("drawn_settings") or ()):
-                yield f"setting {setting}", str(value)
+            if setting in exempt or (origin.get("moved") and names_blocks(setting, value)):
+                continue
+            used = {
+                name: settings[setting]
+                for name, settings in ((setting, config), (f"{BASE}.{setting}", base_settings(config)))
+                if setting in settings
+            }
+            if value not in used.values():  # 15000 in a file is 15000.0 in a configuration
+                yield from ((f"setting {name}", str(value)) for name in used)

@@ -64,6 +64,11 @@ class SettingsOrigin:
         """Whether some setting was chosen without knowledge of the model."""
         return self.by_depth or bool(self.guesses)
 
+    @property
+    def is_moved(self) -> bool:
+        """Whether the shipped file is for a model of another depth, as far as is known."""
+        return self.by_rule or "shipped" in self.given
+
     def of_run(
         self, *, pretrained: str | None, settings_file: str | None, editor: str, tune_options: Sequence[str]
     ) -> SettingsOrigin:
@@ -80,6 +85,7 @@ class SettingsOrigin:
         """The record for result files."""
         return {
             "shipped": list(self.shipped),
+            "moved": self.is_moved,
             "given": list(self.given),
             "settings_file": self.settings_file,
             "layers": self.layers_from,
@@ -93,8 +99,7 @@ class SettingsOrigin:
             source = f"from {self.settings_file}" if self.settings_file else "as given"
             parts.append(f"{', '.join(self.given)} {source}")
         if self.shipped:
-            is_moved = self.by_rule or "shipped" in self.given
-            reason = "with its blocks by depth" if is_moved else "which match the model's shape"
+            reason = "with its blocks by depth" if self.is_moved else "which match the model's shape"
             parts.append(f"settings of {' and '.join(self.shipped)}, {reason}")
         else:
             parts.append(f"no settings are shipped for this {self.model}, so the editor's defaults")

@@ -156,6 +156,13 @@ def _moved(content: Mapping[str, Any], depth: int) -> dict[str, Any]:
     return config
 
 
+def names_blocks(setting: str, value: Any) -> bool:
+    """Whether a setting of a file names blocks, which are others in a model of another depth."""
+    if isinstance(value, Mapping):
+        return bool(value) and all(map(_is_blocks, value.values()))
+    return _is_blocks(value) or (setting.endswith("_layer") and type(value) is int)
+
+
 def _is_blocks(value: Any) -> bool:
     """Whether a setting is a list of block numbers; shipped files have no other lists of whole numbers."""
     return isinstance(value, list) and bool(value) and all(type(entry) is int for entry in value)

@@ -31,6 +31,7 @@ CHANGES = {
 }
 DIGITS = 12  # of a digest that are shown
 MAX_NAMED = 4  # changes that a cell names
+BASE = "base_settings"
 SAME = "a run of the same settings and versions"
 
 
@@ -40,11 +41,13 @@ class DatedRow(NamedTuple):
     Attributes:
         facts: name -> text of everything that may change.
         recorded: what the file has about the run.
+        settings: of the task, as the file has them.
     """
 
     row: Mapping[str, Any]
     facts: Mapping[str, str]
     recorded: Mapping[str, Any]
+    settings: Mapping[str, Any]
 
 
 def history(paths: Paths, metrics: Sequence[str] = (), only: Sequence[str] = ()) -> Comparison:
@@ -105,7 +108,9 @@ def _read(paths: Paths, metrics: Sequence[str], only: Sequence[str]) -> _Read:
 
 def _dated(row: Mapping[str, Any], files: Mapping[str, ResultFile]) -> DatedRow:
     file = files[row["file"]]
-    return DatedRow(row, _facts(row, file), file.content["config"].get("edited_hf") or {})
+    task = (file.content.get("configs") or {}).get(row["task"]) or {}
+    own = file.content["config"].get("edited_hf") or {}
+    return DatedRow(row, _facts(row, file), own, task.get("metadata") or {})
 
 
 def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -153,7 +158,14 @@ def _facts(row: Mapping[str, Any], file: ResultFile) -> dict[str, str]:
     shipped = origin.get("shipped") if isinstance(origin, Mapping) else None
     facts |= {f"settings file {name}": "shipped" for name in shipped or ()}
     config = row["editor_config"] if isinstance(row["editor_config"], Mapping) else {}
-    return facts | {f"setting {name}": str(value) for name, value in config.items() if name != "seed"}
+    settings = {f"setting {name}": str(value) for name, value in config.items() if name not in ("seed", BASE)}
+    return facts | settings | {f"setting {BASE}.{name}": str(value) for name, value in base_settings(config).items()}
+
+
+def base_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of the editor whose updates another one changes; empty if there is none."""
+    found = config.get(BASE)
+    return found if isinstance(found, Mapping) else {}
 
 
 def describe_changes(older: Mapping[str, str], newer: Mapping[str, str], none: str = SAME) -> str:

@@ -115,7 +115,9 @@ _EDITED_HF = fields(
         "editor_config": maybe(fields({"seed": maybe(COUNT)})),
         "drawn_settings": maybe(_OBJECT),
         "editor_writes": maybe(listed(TEXT)),
-        "settings_origin": maybe(fields({"guesses": maybe(listed(TEXT)), "given": maybe(listed(TEXT))})),
+        "settings_origin": maybe(
+            fields({**dict.fromkeys(("guesses", "given", "shipped"), maybe(listed(TEXT))), "moved": maybe(FLAG)})
+        ),
         "about_checkpoint": maybe(TEXT),
         "demo": maybe(FLAG),
         "model_identity": maybe(_IDENTITY),

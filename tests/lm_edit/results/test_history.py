@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from model_shapes import MODELS, model_like
 from result_files import change, scripted_results, write_run
 
 from edit_hooks import EditingError
-from edit_hooks.base.registry import load_editor
+from edit_hooks.base.registry import EDITORS, editor_class, load_editor
 from edit_hooks.base.shipped import shipped_files
 from edit_hooks.lm.loading.versions import installed_versions
 from edit_hooks.utils.storage.hashing import code_fingerprint
+from lm_edit import installed
 from lm_edit.cli.main import main
 from lm_edit.installed import ENGINE, stale_rows
-from lm_edit.results.history import history
+from lm_edit.results.history import DatedRow, history
 from lm_edit.sweeps.checking.tasks import task_metadata
 
 
@@ -113,3 +117,38 @@ def test_the_newest_result_of_a_row_is_compared_with_what_is_installed(tmp_path)
         newest.write_text(original, encoding="utf-8")
     change(newest, lambda content: content["versions"].update(bake_es=0.5))
     assert stale(tmp_path)[0][0].startswith("task version 0.5 to ")
+
+
+@pytest.mark.parametrize("shape", ["gemma-3-270m", "qwen3-8b"])
+def test_a_result_of_now_has_the_shipped_settings_of_now(shape: str) -> None:
+    """Whole numbers of files are floats in configurations, and the second model gets the blocks of other ones."""
+    model, moved = model_like(MODELS[shape]), 0
+    for name in (name for name in EDITORS if "context" not in editor_class(name).writes and name != "serac"):
+        editor = load_editor(name)
+        origin = editor.settings_origin(model)
+        config = json.loads(json.dumps(editor.default_config(model).to_dict()))
+        moved += origin.is_moved
+        assert not dict(installed._settings({"settings_origin": origin.to_json(), "editor_config": config})), name
+    assert (moved > 0) == (shape == "qwen3-8b")
+
+
+def test_shipped_settings_of_a_base_editor_are_compared(tmp_path: Path) -> None:
+    """In the configuration of the editor around it; not those that it drew."""
+    shipped = dict(shipped_files("memit"))["gpt2-xl"]["config"]
+    base = {name: 99 if name == "moment_weight" else value for name, value in shipped.items()}
+    origin = {"shipped": ["memit/gpt2-xl.yaml"], "given": ["base"], "moved": False}
+    options = {"editor_config": {"layers": shipped["layers"], "base_settings": base}, "settings_origin": origin}
+    path = write(tmp_path, 1, 0.5, **options)
+    assert [change for change in stale(tmp_path)[0][0].split("; ") if "setting" in change] == [
+        "setting base_settings.moment_weight 99 to 20000"
+    ]
+    change(path, lambda content: content["config"]["edited_hf"].update(drawn_settings={"base_settings": base}))
+    assert "setting" not in "".join(stale(tmp_path)[0])
+
+
+def test_a_revision_that_the_task_was_given_is_no_pinned_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = SimpleNamespace(source=SimpleNamespace(published=SimpleNamespace(revision="new"), sets=None))
+    monkeypatch.setattr(installed, "find_benchmark", lambda _: pinned)
+    row = {"benchmark": "bake", "data": "hub", "data_hash": "", "task": "bake_es"}
+    for settings, found in (({}, {"data revision": "new"}), ({"data_revision": "old"}, {})):
+        assert dict(installed._data(DatedRow(row, {}, {}, settings))) == found
