@@ -74,6 +74,7 @@ def _group(side: Mapping[str, Any]) -> str:
 
 def _areas(one: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], Area]]:
     name = f"{one['metric']}@{one['stage']}" if one["stage"] else str(one["metric"])
+    name += "" if one["filter"] in ("", "none") else f",{one['filter']}"
     if one["auc"] is None:
         yield (str(one["task"]), name), Area(math.nan, math.nan, math.nan, False)
         return
@@ -130,8 +131,9 @@ def _area(one: ComparedGroups, place: tuple[str, str]) -> Area:
 
 
 def _strength(files: Sequence[ComparedGroups], place: tuple[str, str]) -> float:
-    """How far the weakest area of a column is from chance."""
-    return min((abs(area.value - CHANCE) for one in files if (area := one.areas.get(place))), default=0.0)
+    """How far the weakest area of a column is from chance, of those that there are."""
+    values = [_area(one, place).value for one in files]
+    return min((abs(value - CHANCE) for value in values if not math.isnan(value)), default=0.0)
 
 
 def _series(one: ComparedGroups, places: Sequence[tuple[str, str]], number: int) -> Series:

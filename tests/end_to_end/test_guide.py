@@ -55,6 +55,13 @@ def folder(tmp_path, monkeypatch) -> Iterator[Path]:
     sys.modules.pop("my_editor", None)
 
 
+def test_the_context_of_the_guide_has_a_line_break() -> None:
+    """In quotes of a shell, JSON's escape has one backslash; with two the model reads a backslash and an n."""
+    given = [words[-1] for route in ROUTES for words in commands(route) if "--metadata" in words]
+    contexts = [settings["wild_context"] for settings in map(json.loads, given) if "wild_context" in settings]
+    assert contexts and all("\n" in context and "\\" not in context for context in contexts)
+
+
 def execute(words: list[str], model: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a command of the guide in this process, on the model, with few steps and short answers."""
     program, *rest = words

@@ -70,6 +70,24 @@ def test_a_column_without_an_area_is_a_gap_and_another_one_not_compared() -> Non
     assert reasons == {"reverse_qa_prob": ("", True), "paraphrase_magnitude": ("not compared", True)}
 
 
+def test_columns_of_several_filters_are_several_bars_in_order_of_strength() -> None:
+    """A column without an area in one file has the place that its other areas give it."""
+    first, second = content("ft_m"), content("grace")
+    (weak,) = (one for one in first["columns"] if one["metric"] == "paraphrase_gen_em")
+    first["columns"].insert(0, weak | {"filter": "judged", "auc": 0.9, "interval": [0.8, 1.0], "separates": True})
+    (strong,) = (one for one in second["columns"] if one["metric"] == "paraphrase_magnitude")
+    strong |= {"auc": None, "interval": None}
+    (panel,) = (one for one in draw([read_groups(one) for one in (first, second)]).panels if one.title == "bake_gs")
+    assert isinstance(panel, Bars)
+    values = dict(zip(panel.categories, panel.series[0].values, strict=True))
+    assert values["paraphrase_gen_em,judged"] == 0.9 and values["paraphrase_gen_em"] == weak["auc"]
+    strengths = [
+        min(abs(series.values[number] - 0.5) for series in panel.series if not math.isnan(series.values[number]))
+        for number in range(len(panel.categories))
+    ]
+    assert strengths == sorted(strengths, reverse=True)
+
+
 def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     other = content("grace")
     other["first"]["compared"] = 11
