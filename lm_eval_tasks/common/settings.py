@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from edit_hooks.prompt_context import AUTO, QUESTION_SLOT, read_separator
+from edit_hooks.request import require_text
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.settings.numbers import SEED, require_whole
@@ -88,6 +89,7 @@ def context_setting(name: str, help: str, contexts: Iterable[str]) -> Setting[st
     def read(settings: Settings) -> str:
         context = settings.get(name, names[0])
         if isinstance(context, str) and (context in names or context.count(QUESTION_SLOT) == 1):
+            require_text(context)
             return context
         raise EditingError(f"{name}={context!r} is unknown. Accepted: {accepted} once.")
 

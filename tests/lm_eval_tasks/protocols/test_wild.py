@@ -97,6 +97,11 @@ def test_an_unknown_context_is_an_error(context: Any) -> None:
         build("qaedit_wild_locality", wild_context=context)
 
 
+def test_a_context_that_no_tokenizer_can_encode_is_an_error() -> None:
+    with pytest.raises(EditingError, match="half of a surrogate pair"):
+        build("qaedit_wild_locality", wild_context="\ud800 {question}")
+
+
 def test_a_question_in_its_own_language_draws_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     probe = wild.generation_probe("efficacy", Question("意大利的首都在哪里", "罗马"), "问: {question}\n答:")
     assert probe.prompt == "问: 意大利的首都在哪里\n答:" and not caplog.records
