@@ -10,7 +10,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 choose_environment
 "$VENV/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
   fail "Sphinx 9 needs Python 3.11 or newer; the environment $VENV has $("$VENV/bin/python" --version 2>&1)"
-installed_from_here || set_up demo,leaderboard,report
+installed_from_here || set_up demo,leaderboard,report,ike # ike: the plan field_3k, whose dry run a page shows, checks its embedder
 cd "$ROOT"
 readarray -t needed < <("$VENV/bin/python" -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["docs"], sep="\n")')
 "$VENV/bin/python" - "${needed[@]}" <<'PY' || { say "Installing what builds the site" && pip_install "${needed[@]}"; }

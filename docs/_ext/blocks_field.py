@@ -224,7 +224,9 @@ def field_estimate(which: str) -> Block:
     printed = io.StringIO()
     given = [str(ROOT / option) if option.startswith("docs/") else option for option in options]
     with contextlib.redirect_stdout(printed):
-        main(["sweep", *given, "--dry-run", "--out", str(ROOT / "runs" / "none")])
+        code = main(["sweep", *given, "--dry-run", "--out", str(ROOT / "runs" / "none")])
+    if code:
+        raise ValueError(f"the dry run of {ESTIMATES[which]} failed with exit code {code}; its reason is above")
     last = printed.getvalue().splitlines()[-1]
     return Block(f"```\n$ lm-edit sweep {' '.join(options)} --dry-run\n{last}\n```")
 

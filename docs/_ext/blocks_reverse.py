@@ -40,6 +40,7 @@ STUDY_COLUMNS = {
     ("bake_rq", "reverse_locality_prob"): "RLS",
     ("bake_rj", "reverse_judgment_prob"): "RJS",
 }
+STUDY_MODELS = {"demo": "gemma-3-270m-Q4_K_M-demo", "smollm2": "SmolLM2-135M-Instruct.Q4_1"}  # folders of results
 
 
 class Kept(NamedTuple):
@@ -111,18 +112,18 @@ def reverse_table(_: str) -> Block:
 
 
 @functools.cache
-def study_rows() -> list[Kept]:
-    """The kept runs of ``two_way_study``, all of its second model, in the order of the plan."""
+def study_rows(model: str) -> list[Kept]:
+    """The kept runs of ``two_way_study`` of one of its models, in the order of the plan."""
     names = [choice.name for choice in load_plan(find_plan("two_way_study")).editors]
-    found = _kept(str(STUDY.relative_to(ROOT)), STUDY_COLUMNS)
+    found = _kept(str((STUDY / "results" / STUDY_MODELS[model]).relative_to(ROOT)), STUDY_COLUMNS)
     return sorted(found, key=lambda one: names.index(one.name))
 
 
-def study_table(_: str) -> Block:
+def study_table(model: str) -> Block:
     """A row per editor."""
     rows = [
         [f"`{one.name}`", *(cell_text(one.cells.get(heading)) for heading in STUDY_COLUMNS.values())]
-        for one in study_rows()
+        for one in study_rows(model)
     ]
     return Block(table(["editor", *STUDY_COLUMNS.values()], rows))
 
