@@ -15,6 +15,7 @@ from task_runs import metrics_of
 from edit_hooks import EditRequest, edited, load_editor
 from edit_hooks.contract.tiny_models import REQUESTS, save_tiny
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.inference.effects import neutral_prompts
 from edit_hooks.inference.effects.neutral_prompts import NEUTRAL_PROMPTS, NeutralPrompts
 from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.common.scoring.aggregation import edit_summary
@@ -91,6 +92,19 @@ def test_edits_that_are_measured_together_have_the_numbers_of_each(neutral, tiny
     found = neutral.divergences([None, *made])
     assert found == pytest.approx([neutral.divergence(delta) for delta in (None, *made)], rel=1e-4, abs=1e-7)
     assert len({round(number, 4) for number in found if number > 1e-6}) >= 2
+
+
+def test_many_edits_are_measured_a_few_at_a_time(neutral, tiny_tokenizer, monkeypatch) -> None:
+    """An editor called with thousands of requests would hold thousands of distributions over the vocabulary."""
+    made = [edit_with(neutral, tiny_tokenizer, "r_rome", {"num_steps": steps}) for steps in (2, 4)]
+    sizes: list[int] = []
+    log_probs = neutral._log_probs
+    monkeypatch.setattr(neutral, "_log_probs", lambda deltas: sizes.append(len(deltas)) or log_probs(deltas))
+    monkeypatch.setattr(neutral_prompts, "EDITS_AT_ONCE", 2)
+    found = neutral.divergences([None, *made])
+    assert sizes == [2, 1]
+    assert found == pytest.approx([neutral.divergence(delta) for delta in (None, *made)], rel=1e-4, abs=1e-7)
+    assert found[2] > 1e-6
 
 
 # ------------------------------------------------------------------ results

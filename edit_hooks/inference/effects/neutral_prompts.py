@@ -21,6 +21,7 @@ from edit_hooks.modeling.tokens import encode
 
 # Few and short, so that they cost a few percent of the edit itself.
 NEUTRAL_PROMPTS = ("The weather was", "She opened the", "A triangle has", "They walked to the")
+EDITS_AT_ONCE = 64  # measured together: their distributions over a large vocabulary take 0.3 GB, and a copy as much
 
 
 def verdict(divergence: float) -> Effects:
@@ -51,8 +52,9 @@ class NeutralPrompts:
             deltas: the edits, or the parts of them that are not in the model's weights yet. Contexts are left out,
                 since they change prompts and not the model.
         """
-        log_q_EPV = self._log_probs([None if delta is None else delta.without_contexts for delta in deltas])
-        return [self._divergence(log_q_PV) for log_q_PV in log_q_EPV]
+        models = [None if delta is None else delta.without_contexts for delta in deltas]
+        parts = (models[start : start + EDITS_AT_ONCE] for start in range(0, len(models), EDITS_AT_ONCE))
+        return [self._divergence(log_q_PV) for part in parts for log_q_PV in self._log_probs(part)]
 
     def _divergence(self, log_q_PV: torch.Tensor) -> float:
         log_p_PV = self._unedited_PV
