@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from edit_hooks.locate.values.suffix_forward import SuffixForward
 from edit_hooks.locate.values.value_batch import ValueForward
 from edit_hooks.locate.values.value_steps import OptimizedValue, ValueSettings, initial_values
 from edit_hooks.modeling.fingerprint.tensor_hash import sampled_digest, tensor_digest
@@ -112,7 +113,9 @@ class KeptValues:
         """The entry of a batch, before its first step."""
         read = vars(forward.batch) | vars(forward.activations)
         tensors = {name: tensor_digest(tensor) for name, tensor in read.items() if tensor is not None}
-        return KeptBatch(self.place, {**self.of_call, "tensors": tensors})
+        # Recorded steps run in wider shapes, with other last bits; recording may be off or have failed in a process.
+        in_buckets = isinstance(forward, SuffixForward) and forward.in_buckets
+        return KeptBatch(self.place, {**self.of_call, "in_buckets": in_buckets, "tensors": tensors})
 
 
 def _entry(value: OptimizedValue) -> dict[str, Any]:

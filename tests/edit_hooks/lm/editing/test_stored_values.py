@@ -10,13 +10,20 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from value_problems import SETTINGS as VALUE_SETTINGS
 
 from edit_hooks import Delta, EditRequest, load_editor
 from edit_hooks.contract.tiny_models import build_model, build_tokenizer
 from edit_hooks.lm.editing.independent import IndependentEdits
+from edit_hooks.lm.editing.stored_values import StoredValues
 from edit_hooks.lm.editing.stream import EditStream, Guard
 from edit_hooks.lm.options.plan import EditPlan, chunked
 from edit_hooks.locate.values import value_optimization
+from edit_hooks.locate.values.kept_values import KeptValues, values_kept_in
+from edit_hooks.locate.values.rows import kl_row, rewriting_row
+from edit_hooks.locate.values.suffix_forward import SuffixForward
+from edit_hooks.locate.values.value_batch import ValueBatch
+from edit_hooks.locate.values.value_steps import initial_values
 from edit_hooks.modeling.fingerprint.identity import model_identity
 from edit_hooks.modeling.fingerprint.tensor_hash import sampled_digest
 from edit_hooks.store.store import Store
@@ -152,6 +159,21 @@ def test_nothing_else_finds_them(
     change(model)
     joint(model, tmp_path, facts=facts, **(kept | settings))
     assert solved.num_edits == 6
+
+
+def test_shapes_that_are_rounded_up_have_an_entry_of_their_own(model: nn.Module, tmp_path: Path) -> None:
+    """Whether they are depends on the process: recording may be off there, or may have failed."""
+    tokenizer = build_tokenizer("byte_bpe_bos")
+    problems = [([rewriting_row(tokenizer, fact, "{}")], kl_row(tokenizer, fact)) for fact in FACTS[:2]]
+    forward = SuffixForward(model, ValueBatch.of(problems, torch.device("cpu")), 0, "mlp")
+    with values_kept_in(StoredValues(Store(tmp_path), model_identity(model, tokenizer))):
+        kept = KeptValues.of(model, VALUE_SETTINGS, "fast", 2**24)
+    assert kept is not None
+    entry = kept.of_batch(forward)
+    entry.save(initial_values(forward.activations, forward.batch), 1.0)
+    assert kept.of_batch(forward).load(forward) is not None
+    forward.in_buckets = True
+    assert kept.of_batch(forward).load(forward) is None
 
 
 def test_a_damaged_entry_is_solved_again(
