@@ -29,6 +29,7 @@ DATA_HELP = "origin of the benchmark's records: mini, mini:SET, hub, hub:SET, a 
 EDITOR_HELP = "name of the editor, see lm-edit editors"
 MAX_NAMED = 5  # places that are printed for one reason
 NumberT = TypeVar("NumberT", int, float)
+SAME_PURPOSE = {"--limit": "--num-edits"}  # options of other verbs and of lm_eval: what does the same elsewhere
 SETTINGS_SYNTAX = "name:value;name:value, or a YAML file"
 
 
@@ -47,7 +48,9 @@ class Parser(argparse.ArgumentParser):
             verb = self._chosen(parsed)
             options = [text for action in verb._actions for text in action.option_strings]
             name = next((word.partition("=")[0] for word in unknown if word.startswith("-")), "")
-            verb.error(f"unrecognized arguments: {' '.join(unknown)}.{near_misses(name, options, 0.7) if name else ''}")
+            meant = SAME_PURPOSE.get(name, name)
+            hint = near_misses(meant if meant in options else name, options, 0.7) if name else ""
+            verb.error(f"unrecognized arguments: {' '.join(unknown)}.{hint}")
         return parsed
 
     def _chosen(self, parsed: argparse.Namespace) -> argparse.ArgumentParser:

@@ -70,6 +70,7 @@ def test_an_interrupt_ends_with_its_own_code(monkeypatch, capsys):
             "unrecognized arguments: --metric a. Did you mean '--metrics'",
         ),
         ("edit --mode joint --editor ft_m --edits x -o y", "lm-edit edit", "unrecognized arguments: --mode joint"),
+        ("tune --limit 4 --editor ft_m --edits x -o y", "lm-edit tune", "--limit 4. Did you mean '--num-edits'"),
     ],
 )
 def test_a_misspelled_word_is_refused_with_what_was_meant(line, verb, hint, capsys):
