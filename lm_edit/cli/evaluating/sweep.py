@@ -168,7 +168,8 @@ def dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int:
             notes[f"{state}: {run.name}: {reason}"] = None
         estimate = "unknown" if seconds is None else spell_duration(seconds)
         if seconds is None and (per_edit := plans.seconds_per_edit(run)):
-            notes[f"by arithmetic: {run.model}, {run.editor}: {per_edit:.1f} s per edit alone, on this machine"] = None
+            edits_alone = f"{per_edit:.1f} s per edit alone, on this machine; the time of the answers is unknown"
+            notes[f"by arithmetic: {run.model}, {run.editor}: {edits_alone}"] = None
         if (size := plans.edit_bytes(run) or 0) >= LARGE_EDIT:
             notes[f"disk: {run.model}, {run.editor}: each edit takes {size_text(size)} in the store"] = None
         memory = plans.device_bytes(run)

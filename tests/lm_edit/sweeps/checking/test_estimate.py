@@ -120,3 +120,5 @@ def test_a_dry_run_prints_the_sum_and_large_edits(
     assert "2 runs; to do: about 80 s one after another, and 1 of unknown length" in printed
     (disk,) = [line for line in printed.splitlines() if line.startswith("disk: ")]
     assert disk == "disk: demo, ft_m: each edit takes 5.24MB in the store"
+    rate = next(line for line in printed.splitlines() if line.startswith("by arithmetic: "))
+    assert rate.endswith(" s per edit alone, on this machine; the time of the answers is unknown")
