@@ -192,7 +192,7 @@ def test_the_tests_of_reverse_questions_are_paired_and_corrected() -> None:
 
 def test_the_kept_runs_of_the_study_are_of_its_plan_and_the_page_quotes_them() -> None:
     found = set(made(STUDY))
-    assert len(found) == 4 * 5 and found <= set(planned(find_plan("two_way_study")))
+    assert len(found) == 6 * 5 and found <= set(planned(find_plan("two_way_study")))
     rows = {one.name: {heading: cell.value for heading, cell in one.cells.items()} for one in study_rows("smollm2")}
     assert list(rows) == [UNEDITED, "ice", "two_way", "ft_m"]
     page = " ".join((ROOT / "docs/explain/two-way-study.md").read_text(encoding="utf-8").split())
@@ -205,6 +205,18 @@ def test_the_kept_runs_of_the_study_are_of_its_plan_and_the_page_quotes_them() -
         "in {two_way[RJS]:.2f} of the cases with two-way edits",
         "{ice[RJS]:.2f} with the note, and {ft_m[RJS]:.2f} with FT-M",
         "second model has LS {unedited[LS]:.2f} and RLS {unedited[RLS]:.2f}",
+    ):
+        assert text.format(**rows) in page, text
+    rows = {one.name: {heading: cell.value for heading, cell in one.cells.items()} for one in study_rows("demo")}
+    assert list(rows) == [UNEDITED, "ice", "two_way", "ft_m", "r_rome", "memit"]
+    assert [rows[name]["RQS"] * 64 for name in ("two_way", "ice", "ft_m", "r_rome", "memit")] == [52, 45, 0, 0, 0]
+    for text in (
+        "RLS is {two_way[RLS]:.2f}, of the note {ice[RLS]:.2f}",
+        "editors {r_rome[RLS]:.2f} to {memit[RLS]:.2f}",
+        "Neighbors keep {two_way[LS]:.2f}**, between FT-M ({ft_m[LS]:.2f}) and the note ({ice[LS]:.2f})",
+        "MEMIT keeps {memit[LS]:.2f} and generalizes to {memit[GS]:.2f} of the paraphrases, two-way edits to "
+        "{two_way[GS]:.2f}",
+        "RJS {two_way[RJS]:.2f}, where the note has {ice[RJS]:.2f} and R-ROME {r_rome[RJS]:.2f}",
     ):
         assert text.format(**rows) in page, text
 
