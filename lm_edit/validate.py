@@ -11,7 +11,7 @@ from edit_hooks.lm.options.edit_sources import read_requests
 from edit_hooks.request import EditRequest, describe_texts, require_text
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.storage.files import names_file
-from edit_hooks.utils.text.scripts import invisible_characters
+from edit_hooks.utils.text.scripts import invisible_characters, writes_spaces
 from lm_eval_tasks.common.records.benchmark import all_benchmarks, check_data, find_benchmark, load_own_file
 from lm_eval_tasks.common.records.dataset import LoadedRecords
 from lm_eval_tasks.common.settings import BAD_RECORDS, Settings
@@ -82,6 +82,11 @@ def _validate_requests(path: str, rows: Sequence[tuple[str, Any]]) -> Validation
 LONG_TARGET = 500  # words; a text of the benchmarks of texts has up to 400
 
 
+def _num_words(text: str) -> int:
+    """Words, and every letter of a script that writes no spaces between them."""
+    return sum(sum(writes_spaces(letter) is False for letter in word) or 1 for word in text.split())
+
+
 def _find_repeated(requests: Mapping[str, EditRequest]) -> list[tuple[str, str]]:
     first: dict[str, str] = {}
     pairs = []
@@ -103,7 +108,7 @@ def _notes(requests: Mapping[str, EditRequest]) -> Iterator[str]:
         for name in ("prompt", "subject", "target_new", "target_true"):
             if found := invisible_characters(getattr(request, name) or ""):
                 yield f"{where} has invisible characters in its {name}: {', '.join(found)}"
-        if (num_words := len(request.target_new.split())) > LONG_TARGET:
+        if (num_words := _num_words(request.target_new)) > LONG_TARGET:
             yield (
                 f"{where} has a target_new of {num_words} words; an editor optimizes all of them at every step, which "
                 "takes long. Is it one answer?"

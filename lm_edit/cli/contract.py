@@ -42,8 +42,7 @@ def _check(args: argparse.Namespace) -> int:
     _print_table(results, families)
     failed = [result for result in results if result.outcome == "failed"]
     for reason, alike in _by_reason(failed).items():
-        names, places = (dict.fromkeys(getattr(result, name) for result in alike) for name in ("check", "model_type"))
-        say(f"\n{', '.join(names)} on {', '.join(places)}: {reason}")
+        say(f"\n{_where(alike)}: {reason}")
         if args.traceback and alike[0].details:
             print(alike[0].details)  # a traceback, in full
     if not args.traceback and any(result.details for result in failed):
@@ -84,6 +83,17 @@ def _by_reason(failed: Sequence[CheckResult]) -> dict[str, list[CheckResult]]:
     for result in failed:
         by_reason.setdefault(result.reason, []).append(result)
     return by_reason
+
+
+def _where(failed: Sequence[CheckResult]) -> str:
+    """Which checks failed on which families; checks that failed on the same ones together."""
+    families: dict[str, list[str]] = {}
+    for result in failed:
+        families.setdefault(result.check, []).append(result.model_type)
+    checks: dict[tuple[str, ...], list[str]] = {}
+    for check, places in families.items():
+        checks.setdefault(tuple(places), []).append(check)
+    return "; ".join(f"{', '.join(names)} on {', '.join(places)}" for places, names in checks.items())
 
 
 def _split(text: str | None) -> list[str] | None:

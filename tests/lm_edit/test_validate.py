@@ -62,6 +62,7 @@ def test_unknown_targets_are_errors(target: str, message: str) -> None:
         ({"target_true": "Karsk"}, "has the old answer as the new one; comparisons of the two are unscored"),
         ({"prompt": "In \u202e{} lies"}, "in its prompt: U+202E RIGHT-TO-LEFT OVERRIDE"),
         ({"target_new": "Karsk and " * 300}, "has a target_new of 600 words"),
+        ({"target_new": "罗马在意大利" * 100 + " and more"}, "has a target_new of 602 words"),
         ({"target_new": "\ufeffKarsk\x00"}, "in its target_new: U+FEFF ZERO WIDTH NO-BREAK SPACE, U+0000"),
     ],
 )

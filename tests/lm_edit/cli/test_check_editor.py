@@ -12,6 +12,8 @@ import pytest
 
 from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.contract.checks import CHECKS
+from edit_hooks.contract.runner import CheckResult
+from lm_edit.cli.contract import _where
 from lm_edit.cli.main import main
 
 
@@ -95,3 +97,10 @@ def test_the_list_of_checks(capsys: pytest.CaptureFixture[str]) -> None:
 def test_bad_words_are_explained(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-editor", *words]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_reason_names_the_checks_and_families_that_failed_by_it() -> None:
+    """Not every check that is named failed on every family that is."""
+    pairs = [("restore", "gpt2"), ("effect", "gpt2"), ("store", "gpt2"), ("store", "llama"), ("restore", "llama")]
+    failed = [CheckResult(check, family, "failed", "no") for check, family in pairs]
+    assert _where(failed) == "restore, store on gpt2, llama; effect on gpt2"
