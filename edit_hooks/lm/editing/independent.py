@@ -224,11 +224,9 @@ class IndependentEdits:
                 bar.end_batch()
                 continue
             keys = [group_key(group) for group in batch]
-            edits = zip(deltas, batch, strict=True)
-            new = [(delta, group) for delta, group in edits if group_key(group) not in self._edits]
-            for delta, _ in new:
+            for delta in deltas:
                 delta.meta["batch"] = keys
-            self._save(new, cost, len(batch), bar)
+            self._save(list(zip(deltas, batch, strict=True)), cost, len(batch), bar)
             bar.end_batch()
 
     def _make_one_by_one(self, batch: Sequence[RequestGroup], error: EditingError, bar: StoredBar) -> None:
@@ -294,13 +292,20 @@ class IndependentEdits:
         num_edits: int = 1,
         bar: StoredBar | None = None,
     ) -> None:
-        """Keep and store edits, of ``num_edits`` that were computed together at this cost."""
+        """Keep and store edits, of ``num_edits`` that were computed together at this cost.
+
+        Those of an interrupted batch that are there already are measured with the others, whose last bits depend on
+        them, and stay.
+        """
+        new = {group_key(group) for _, group in edits} - self._edits.keys()
         finite = []
         for delta, group in edits:
             delta.cost = cost.of_one(num_edits)
             try:
                 delta.check_finite()
             except EditingError as error:
+                if group_key(group) not in new:
+                    continue
                 log.warning("case %s: %s", group[0].case_id, error)
                 self._edits[group_key(group)] = FailedEdit(str(error))
                 if bar:
@@ -309,9 +314,10 @@ class IndependentEdits:
                 finite.append((delta, group))
         self._measure(finite)
         for delta, group in finite:
-            self._keep(delta, group)
-            if bar:
-                bar.finished()
+            if group_key(group) in new:
+                self._keep(delta, group)
+                if bar:
+                    bar.finished()
 
     def _keep(self, delta: Delta, group: RequestGroup) -> None:
         """Store a finished edit, and keep it in memory if there is room."""

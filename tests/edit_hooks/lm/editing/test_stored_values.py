@@ -14,6 +14,7 @@ from value_problems import SETTINGS as VALUE_SETTINGS
 
 from edit_hooks import Delta, EditRequest, load_editor
 from edit_hooks.contract.tiny_models import build_model, build_tokenizer
+from edit_hooks.inference.effects.edit_effects import EditEffects
 from edit_hooks.lm.editing.independent import IndependentEdits
 from edit_hooks.lm.editing.stored_values import StoredValues
 from edit_hooks.lm.editing.stream import EditStream, Guard
@@ -123,6 +124,34 @@ def test_single_edits_find_those_of_their_batch(solved: Solved, model: nn.Module
     assert solved.num_edits == 6
     single(model, tmp_path, "rect", FACTS[1:5])  # other pairs, and with them other last bits
     assert solved.num_edits == 10
+
+
+def test_a_batch_that_was_stored_in_part_is_measured_whole(
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last bits of an edit's effects depend on the edits that are measured with it."""
+    save, of_independent, num_saved = Store.save_delta, EditEffects.of_independent, 0
+    measured: list[int] = []
+
+    def killed(self: Store, *rest: Any) -> None:
+        nonlocal num_saved
+        num_saved += 1
+        if num_saved == 3:
+            raise KeyboardInterrupt
+        save(self, *rest)
+
+    def counted(self: EditEffects, edits: Any) -> Any:
+        measured.append(len(edits))
+        return of_independent(self, edits)
+
+    monkeypatch.setattr(EditEffects, "of_independent", counted)
+    monkeypatch.setattr(Store, "save_delta", killed)
+    with pytest.raises(KeyboardInterrupt):
+        single(model, tmp_path / "killed", "memit")
+    resumed = single(model, tmp_path / "killed", "memit")
+    assert measured == [6, 6] and num_saved == 3 + 4
+    whole = single(model, tmp_path / "whole", "memit")
+    assert [one.effects for one in resumed] == [one.effects for one in whole]
 
 
 def edit_block(model: Any) -> None:
