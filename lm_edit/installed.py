@@ -7,10 +7,9 @@ without a pinned revision), makes nothing stale. Nothing is downloaded.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
-from edit_hooks.base.registry import load_editor
+from edit_hooks.base.registry import editor_names, load_editor
 from edit_hooks.base.shipped import names_blocks, shipped_files
 from edit_hooks.lm.loading.versions import installed_versions
 from edit_hooks.lm.model import EditedHFLM
@@ -65,13 +64,16 @@ def installed_facts(entry: DatedRow) -> dict[str, str]:
 
 
 def _code(own: Mapping[str, Any], row: Mapping[str, Any]) -> str | None:
-    """The fingerprint of the engine and the editor; ``None`` if other code took part or the editor is not here."""
+    """The fingerprint of the engine and the editor; ``None`` if other code took part or the editor is not installed.
+
+    The names come from a result file, so they are no paths to import, as ``package.module:Class`` would be.
+    """
     name, config = text_of(own.get("editor")), own.get("editor_config")
     if name in ("", UNEDITED.strip("_"), "none") or own.get("load_edit") or text_of(own.get("icl")) not in ("", "no"):
         return None
-    if ":" in name and find_spec(name.partition(":")[0].partition(".")[0]) is None:
-        return None
     base = {"base": config["base"]} if isinstance(config, Mapping) and isinstance(config.get("base"), str) else {}
+    if not {name, *base.values()} <= set(editor_names()):
+        return None
     try:
         return code_fingerprint(ENGINE, *load_editor(name, base).source_modules)
     except EditingError:

@@ -96,7 +96,7 @@ def as_installed(folder: Path, day: int) -> Path:
 
 
 def test_the_newest_result_of_a_row_is_compared_with_what_is_installed(tmp_path):
-    """Only the newest counts; a setting that the run gave itself, and facts that nobody recorded, do not."""
+    """Only the newest counts. A setting that the run gave itself and a fact that is not recorded do not."""
     write(tmp_path, 1, 0.25, versions={"torch": "0.1"}, code_fingerprint="0" * 64)
     newest = as_installed(tmp_path, 2)
     changes, note = stale(tmp_path)
@@ -152,3 +152,15 @@ def test_a_revision_that_the_task_was_given_is_no_pinned_one(tmp_path: Path, mon
     row = {"benchmark": "bake", "data": "hub", "data_hash": "", "task": "bake_es"}
     for settings, found in (({}, {"data revision": "new"}), ({"data_revision": "old"}, {})):
         assert dict(installed._data(DatedRow(row, {}, {}, settings))) == found
+
+
+@pytest.mark.parametrize("named", ["editor", "base"])
+def test_no_module_that_a_file_names_is_imported(named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = f"bomb_as_{named}"
+    (tmp_path / f"{module}.py").write_text(f"open({str(tmp_path / 'exploded')!r}, 'w')\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = f"{module}:Bomb"
+    chosen = {"editor": path} if named == "editor" else {"editor": "rect", "editor_config": {"base": path}}
+    write(tmp_path / "runs", 1, 0.5, code_fingerprint="0" * 64, **chosen)
+    assert "code of the package" not in "".join(stale(tmp_path / "runs")[0])
+    assert not (tmp_path / "exploded").exists()
