@@ -86,6 +86,11 @@ class EditRequest:
         self._settle_seam()
 
     @property
+    def label(self) -> str:
+        """Name of the edit in messages: its case, or its text if the record has no ``case_id``."""
+        return repr(self.text) if self.case_id is None else f"case {self.case_id}"
+
+    @property
     def _case(self) -> str:
         return f" of case {self.case_id}" if self.case_id is not None else ""
 
@@ -283,7 +288,7 @@ def require_subjects(requests: Sequence[EditRequest], editor: str) -> None:
     for request in requests:
         if request.subject is None:
             raise UnusableRequestError(
-                f"editor {editor!r} needs the field 'subject', which is missing in case {request.case_id} "
+                f"editor {editor!r} needs the field 'subject', which is missing in {request.label} "
                 f"(prompt {request.prompt!r}); add it to the record or use an editor that needs none (ft_m)."
             )
 

@@ -46,7 +46,7 @@ def require_tokens(
     require_text(request.text + request.target_new)
     if subject_for is not None:
         require_subjects([request], subject_for)
-    case = f"case {request.case_id}"
+    case = request.label
     placed = request.in_template(escape_braces(prefix) + SLOT)
     encoding = encode(tokenizer, placed.text + placed.continuation)
     alone = encode(tokenizer, request.text + request.continuation) if prefix else encoding
@@ -82,7 +82,7 @@ def require_positions(request: EditRequest, prefix: str, lengths: Mapping[str, i
         if limit is not None and length > limit:
             context = ", the longest context included," if prefix or request.context else ""
             raise UnusableRequestError(
-                f"case {request.case_id}: {texts} take {length} tokens{context} and the model has {limit} "
+                f"{request.label}: {texts} take {length} tokens{context} and the model has {limit} "
                 "positions; shorten them, or drop the record."
             )
 

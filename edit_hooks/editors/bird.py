@@ -144,7 +144,7 @@ class BIRD(RankOneEditor[BIRDConfig]):
             for text in expressions:
                 _encode_expression(tokenizer, text, BARE, config)
         except UnusableRequestError as error:
-            raise UnusableRequestError(f"case {request.case_id}: {error}") from None
+            raise UnusableRequestError(f"{request.label}: {error}") from None
 
     def terms(self, job: EditJob[BIRDConfig], make_forward: MakeForward) -> TermMaker | None:
         make_others = super().terms(job, make_forward)
@@ -222,7 +222,7 @@ def phrases_of(request: EditRequest, table: Mapping[str, Sequence[str]]) -> Sequ
     Raises:
         UnusableRequestError: the request has no relation, or no phrases are known for it.
     """
-    where = f"case {request.case_id} ({request.text!r})"
+    where = f"{request.label} ({request.text!r})"
     if request.relation_id is None:
         raise UnusableRequestError(
             f"{where} has no 'relation_id', which names the relation of subject and object; add it to the record, or "
@@ -244,7 +244,7 @@ def expressions_of(request: EditRequest, config: BIRDConfig) -> Expressions:
         EditingError: the request has no relation, no phrases are known for it, or the old object has a weight and the
             request none.
     """
-    where = f"case {request.case_id} ({request.text!r})"
+    where = f"{request.label} ({request.text!r})"
     forward, backward = phrases_of(request, {**phrase_table(config.wording), **config.relation_phrases})
     if not (forward.strip() and backward.strip()):
         raise UnusableRequestError(

@@ -199,7 +199,7 @@ def documents_about(request: EditRequest, config: DocumentTrainingConfig) -> lis
     kept = list(dict.fromkeys(text for text in texts if request.bare_text not in text))
     if not kept:
         raise UnusableRequestError(
-            f"case {request.case_id}: each of the {len(texts)} documents has the edited prompt {request.bare_text!r}, "
+            f"{request.label}: each of the {len(texts)} documents has the edited prompt {request.bare_text!r}, "
             "on which this editor is not trained, in it; give other templates as 'documents'."
         )
     return kept

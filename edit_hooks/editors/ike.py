@@ -233,7 +233,7 @@ def _pool_of(config: IKEConfig) -> Pool:
 def _require_disjoint(request: EditRequest, pool: Pool, config: IKEConfig) -> None:
     if request.bare_text.lower() in pool.prompts:
         raise UnusableRequestError(
-            f"case {request.case_id}: its prompt {request.bare_text!r} is in the pool of demonstrations "
+            f"{request.label}: its prompt {request.bare_text!r} is in the pool of demonstrations "
             f"({config.pool}), which must not contain tested questions. Exclude tested records with pool_start, or "
             "give another pool. (editor=ike_leaky_pool allows it, to reproduce a published protocol that leaks "
             "answers.)"

@@ -198,7 +198,7 @@ class KN(Editor[KNConfig]):
     ) -> None:
         if request.target_true is None:
             raise UnusableRequestError(
-                f"case {request.case_id} (prompt {request.text!r}) has no 'target_true'; editor 'kn' needs the old "
+                f"{request.label} (prompt {request.text!r}) has no 'target_true'; editor 'kn' needs the old "
                 "answer to find its units. Add it to the record, or use another editor."
             )
         _answer_tokens(tokenizer, request.text, request.continued_by(request.target_true))

@@ -265,7 +265,7 @@ def templates_of(tokenizer: PreTrainedTokenizerBase, request: EditRequest, confi
     stand_in = next((template for template in templates if position(template) > 0), None)
     if stand_in is None:
         raise UnusableRequestError(
-            f"case {request.case_id}: the fact token of {request.text!r} is the first token of the sequence, whose key "
+            f"{request.label}: the fact token of {request.text!r} is the first token of the sequence, whose key "
             "all prompts share, so an edit there wrecks the model. Put words before the subject, or give context "
             "templates with text (context_templates=sampled_21). first_position=released edits there all the same."
         )
@@ -290,7 +290,7 @@ def check_reach(job: EditJob[ValueEditConfigT], problems: Sequence[ValueProblem]
         return
     unreachable = {
         request.key: (
-            f"case {request.case_id}: block {layer} is the last one, so an edit at the fact token of "
+            f"{request.label}: block {layer} is the last one, so an edit at the fact token of "
             f"{request.text!r} cannot reach the target after it. Choose an earlier block with 'layers', or "
             "fact_token=last."
         )

@@ -56,17 +56,11 @@ def write_settings(path: Path, trial: Trial, record: SearchRecord) -> None:
 
 
 def list_cases(cases: Sequence[Case]) -> str:
-    """Facts by name (:func:`case_name`), or their number and a digest of the list of names."""
-    names = [case_name(case) for case in cases]
+    """Facts by label, or their number and a digest of the list of names."""
+    names = [case.request.label for case in cases]
     if len(names) > MAX_LISTED:
         return f"{len(names)} cases, SHA-256 of the JSON list of their names: {key_of(names)}"
     return ", ".join(names)
-
-
-def case_name(case: Case) -> str:
-    """A fact by its case id, or by its prompt where it has none."""
-    request = case.request
-    return repr(request.text) if request.case_id is None else f"case {request.case_id}"
 
 
 def _comment_line(text: str) -> str:

@@ -27,7 +27,7 @@ KN_SETTINGS = {"layers": [1], "num_steps": 2}
 SNOWMAN = "\u2603"  # the tokenizer of these tests drops it, and a space before it
 
 
-def request(case_id: str, **changes: Any) -> EditRequest:
+def request(case_id: str | None, **changes: Any) -> EditRequest:
     fields = {"prompt": "{} lies in", "subject": "Velm", "target_new": "Karsk", "target_true": "Brenholt"}
     return EditRequest(**{**fields, "relation_id": "P17", "case_id": case_id, **changes})
 
@@ -84,6 +84,15 @@ def test_requests_at_fault_are_named_before_any_work(name, tokenizer, tiny_model
     with pytest.raises(UnusableRequestError) as caught:
         editor.edit(tiny_model("gpt2"), tokenizer, requests)
     assert_names(caught.value, bad, reason)
+
+
+@pytest.mark.parametrize("name", [*FROM_SETTINGS, *FROM_ROWS])
+def test_a_request_without_a_case_is_named_by_its_text(name, tokenizer, tiny_model):
+    editor, settings, changes, _ = {**FROM_SETTINGS, **FROM_ROWS}[name]
+    bad = request(None, **changes)
+    with pytest.raises(UnusableRequestError) as caught:
+        load_editor(editor, settings).edit(tiny_model("gpt2"), tokenizer, [bad])
+    assert repr(bad.text) in str(caught.value) and "None" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", FROM_ROWS)

@@ -89,7 +89,7 @@ def target_nll(job: EditJob[MyEditorConfig], request: EditRequest, weights: Mapp
     """
     prompt, target = split_continuation(job.tokenizer, request.text, request.continuation)
     if not prompt:
-        raise EditingError(f"case {request.case_id}: the prompt {request.text!r} has no token.")
+        raise EditingError(f"{request.label}: the prompt {request.text!r} has no token.")
     ids_1T = torch.tensor([[*prompt, *target[:-1]]], device=input_device(job.model))
     logits_1TV = functional_call(job.model, dict(weights), (ids_1T,), {"use_cache": False}).logits
     logits_LV = logits_1TV[0, len(prompt) - 1 :].float()

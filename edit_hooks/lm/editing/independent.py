@@ -245,7 +245,7 @@ class IndependentEdits:
                     (delta,) = self.editor.edit(self.model, self.tokenizer, list(group), measure=False)
             except EditingError as reason:
                 self._edits[group_key(group)] = FailedEdit(str(reason))
-                log.warning("case %s: %s", group[0].case_id, reason)
+                log.warning("%s: %s", group[0].label, reason)
             else:
                 delta.meta["batch"] = [group_key(group)]
                 self._save([(delta, group)], cost)
@@ -306,7 +306,7 @@ class IndependentEdits:
             except EditingError as error:
                 if group_key(group) not in new:
                     continue
-                log.warning("case %s: %s", group[0].case_id, error)
+                log.warning("%s: %s", group[0].label, error)
                 self._edits[group_key(group)] = FailedEdit(str(error))
                 if bar:
                     bar.finished()

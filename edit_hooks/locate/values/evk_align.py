@@ -167,7 +167,7 @@ def draw_instances(
     possible = [drift for drift in config.evk_drifts if positions[drift]]
     if not possible:
         raise UnusableRequestError(
-            f"case {request.case_id}: prompt {request.text!r} has no token for evk_drifts={config.evk_drifts}."
+            f"{request.label}: prompt {request.text!r} has no token for evk_drifts={config.evk_drifts}."
         )
     generator = generator_of(f"{config.seed} {request.text} {request.subject_span}")
     instances = []
@@ -185,7 +185,7 @@ def _given_noise(request: EditRequest, num_tokens: int, width: int, config: EVKS
         shape = (config.evk_instances, num_tokens, width)
         return tensor_of(config.evk_noise, request.text, shape, "evk_noise").double()
     except EditingError as error:
-        raise UnusableRequestError(f"case {request.case_id}: {error}") from error
+        raise UnusableRequestError(f"{request.label}: {error}") from error
 
 
 class EVKTerm:
@@ -311,7 +311,7 @@ def _check_divergence(requests: Sequence[EditRequest], divergences: Sequence[flo
     """Refuse requests whose instances are answered like their prompts."""
     too_close = {
         request.key: (
-            f"case {request.case_id}: EVK-Align's perturbed prompt is answered like the edit prompt {request.text!r} "
+            f"{request.label}: EVK-Align's perturbed prompt is answered like the edit prompt {request.text!r} "
             f"(divergence {divergence:.4f} nats, at least {SMALLEST_DIVERGENCE:g} are needed), so it would preserve "
             f"the answer that the edit replaces; {size}"
         )

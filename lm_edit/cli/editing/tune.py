@@ -232,8 +232,6 @@ def _scored(outcome: SearchOutcome) -> str:
 
 def _notes(outcome: SearchOutcome, editor: str) -> list[str]:
     """Sentences under the table: the step, what the score lacks, and why there is no result."""
-    from lm_edit.tuning.settings_file import case_name
-
     notes = []
     step = outcome.step
     if step is not None and step.size is not None:
@@ -243,7 +241,7 @@ def _notes(outcome: SearchOutcome, editor: str) -> list[str]:
         notes.append(f"{_reason(outcome, editor)}; nothing is written")
     num_facts = len(outcome.unedited.facts)
     if outcome.known:
-        names = ", ".join(case_name(case) for case in outcome.known)
+        names = ", ".join(case.request.label for case in outcome.known)
         notes.append(f"left out: {len(outcome.known)} facts whose new answer the unedited model gives already: {names}")
     if outcome.num_without_paraphrases == num_facts:
         notes.append("no fact has paraphrases: the score says nothing about generalization (GS)")
