@@ -167,7 +167,7 @@ def test_two_sweeps_at_once_execute_each_run_once(
 
 
 def test_an_interrupt_ends_the_runs(
-    fake: Any, plan: Path, tmp_path: Path, monkeypatch: Any, started: Any, capsys: Any
+    fake: Any, plan: Path, tmp_path: Path, monkeypatch: Any, started: Any, capfd: Any
 ) -> None:
     monkeypatch.setenv("FAKE_SECONDS", "60")
     out = tmp_path / "out"
@@ -180,7 +180,9 @@ def test_an_interrupt_ends_the_runs(
         assert process.exitcode == 128 + signal.SIGINT
         assert not any(map(is_locked, out.iterdir()))
     assert sweep(plan, "--out", out, "--status") == 0
-    assert "2 interrupted, 2 waiting" in capsys.readouterr().out
+    printed = capfd.readouterr().out
+    assert printed.count("the same command continues where this one stopped") == 2
+    assert "2 interrupted, 2 waiting" in printed
 
 
 def test_an_interrupt_is_not_lost_in_a_callback(tmp_path: Path) -> None:

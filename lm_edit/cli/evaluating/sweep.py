@@ -229,7 +229,11 @@ def execute(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int:
     if grid.left_out:
         say(f"{len(grid.left_out)} combinations are left out; --dry-run names them")
     progress = Progress(folders, _say_lines)
-    outcomes = run_all(tasks, executor, retry=args.retry, report=progress.report, tick=progress.tick)
+    try:
+        outcomes = run_all(tasks, executor, retry=args.retry, report=progress.report, tick=progress.tick)
+    except KeyboardInterrupt:
+        say("the same command continues where this one stopped; with --status it lists what is done")
+        raise
     failed = [folder for folder, outcome in outcomes.items() if outcome.state != "done"]
     say(f"{len(outcomes) - len(failed)} of {len(folders)} runs have results in {out}")
     for folder, reason in progress.unscored.items():
