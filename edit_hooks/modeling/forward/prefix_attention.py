@@ -186,7 +186,9 @@ def is_supported(model: Any) -> bool:
     """Whether the model's attention can be replaced without changing its result."""
     decoder: Any = block_owner(model)
     replaceable = getattr(decoder, "_supports_attention_backend", False) and prefix_stays_apart(model)
-    return replaceable and decoder.config._attn_implementation in ("eager", "sdpa")
+    # sdpa of earlier releases (5.17, not 5.24) leaves out the cap of Gemma 2's scores, which both forms here apply.
+    is_capped = getattr(decoder.config, "attn_logit_softcapping", None) is not None
+    return replaceable and decoder.config._attn_implementation in (("eager",) if is_capped else ("eager", "sdpa"))
 
 
 def with_room(layers: Sequence[KeysValues], new: int) -> list[KeysValues]:
