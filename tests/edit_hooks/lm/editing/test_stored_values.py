@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from edit_hooks.locate.values.rows import kl_row, rewriting_row
 from edit_hooks.locate.values.suffix_forward import SuffixForward
 from edit_hooks.locate.values.value_batch import ValueBatch
 from edit_hooks.locate.values.value_steps import initial_values
-from edit_hooks.modeling.fingerprint.identity import model_identity
+from edit_hooks.modeling.fingerprint.identity import ModelIdentity, model_identity
 from edit_hooks.modeling.fingerprint.tensor_hash import sampled_digest
 from edit_hooks.store.store import Store
 
@@ -67,14 +68,25 @@ def model() -> nn.Module:
 
 
 def joint(
-    model: nn.Module, store: Path | None, name: str = "memit", facts: list[EditRequest] = FACTS, **settings: object
+    model: nn.Module,
+    store: Path | None,
+    name: str = "memit",
+    facts: list[EditRequest] = FACTS,
+    identity: ModelIdentity | None = None,
+    **settings: object,
 ) -> Delta:
-    """One joint edit of all facts."""
+    """One joint edit of all facts.
+
+    Args:
+        identity: of the unedited model, which a stream has of edited weights, too.
+    """
     tokenizer = build_tokenizer("byte_bpe_bos")
     editor = load_editor(name, WRAPPED if name == "rect" else {**SETTINGS, **settings})
     plan = EditPlan(chunked([(fact,) for fact in facts], len(facts), cumulative=True), cumulative=True)
     place = Store(store) if store else None
-    stream = EditStream(model, tokenizer, editor, plan, place, model_identity(model, tokenizer), Guard(), quiet=True)
+    stream = EditStream(
+        model, tokenizer, editor, plan, place, identity or model_identity(model, tokenizer), Guard(), quiet=True
+    )
     stream.make()
     return stream.whole(0)
 
@@ -171,8 +183,9 @@ def add_hook(model: Any) -> None:
         (lambda model: None, {"engine": "reference"}, FACTS),
         (lambda model: None, {"context_templates": ["{}", "So. {}"]}, FACTS),
         (lambda model: None, {}, [FACTS[0], *FACTS[2:], FACTS[1]][::-1]),
+        (lambda model: None, {}, [replace(fact, target_new="Dravonio") for fact in FACTS]),
     ],
-    ids=["weights above", "a hook", "the rate", "the engine", "templates", "neighbors in the batch"],
+    ids=["weights above", "a hook", "the rate", "the engine", "templates", "neighbors in the batch", "the target"],
 )
 def test_nothing_else_finds_them(
     change: Callable[[Any], None],
@@ -183,10 +196,12 @@ def test_nothing_else_finds_them(
     tmp_path: Path,
 ) -> None:
     kept = {"layers": [0]}
-    joint(model, tmp_path, **kept)
+    identity = model_identity(model, build_tokenizer("byte_bpe_bos"))
+    joint(model, tmp_path, identity=identity, **kept)
     solved.num_edits = 0
     change(model)
-    joint(model, tmp_path, facts=facts, **(kept | settings))
+    (tmp_path / "deltas").rename(tmp_path / "gone")  # the edit itself would be found
+    joint(model, tmp_path, facts=facts, identity=identity, **(kept | settings))
     assert solved.num_edits == 6
 
 
