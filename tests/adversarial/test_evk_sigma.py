@@ -50,7 +50,7 @@ def test_models_with_embeddings_of_another_size_get_the_same_instances() -> None
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "gemma3_text"])
 @pytest.mark.parametrize("sigma", [{"evk_relative_sigma": 0.01}, {"evk_sigma": 1e-4}, {"evk_relative_sigma": 0}])
 def test_instances_that_are_the_edit_prompt_are_refused(model_type: str, sigma: dict[str, float]) -> None:
-    with pytest.raises(EditingError, match=r"case .*answered like the edit prompt.*evk_relative_sigma=0\.5"):
+    with pytest.raises(EditingError, match=r"answered like the edit prompt.*evk_relative_sigma=0\.5"):
         weights(model_type, EDITS[:1], **sigma)
     weights(model_type, EDITS[:1], **sigma, evk_weight=0.0)  # the term is off
 
