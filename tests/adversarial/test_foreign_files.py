@@ -22,7 +22,7 @@ from lm_edit.tuning.cases import load_cases
 from lm_edit.validate import validate
 from lm_eval_tasks.common.records.benchmark import all_benchmarks, find_benchmark
 from lm_eval_tasks.common.records.fields import Fields
-from lm_eval_tasks.common.records.foreign import FOREIGN
+from lm_eval_tasks.common.records.foreign import FOREIGN, recognize
 from lm_eval_tasks.common.records.layouts import accepts
 
 KNOWN = {
@@ -55,11 +55,25 @@ RECORDS_OF = {
     "ROME's known facts": (KNOWN, "lm-edit trace --edits FILE"),
     "UltraEditBench": (ULTRA, "'locality_prompt' (loc)"),
 }
+TRIPLES = {
+    f"triples ({', '.join(names)})": (
+        {**dict(zip(names, ("Velm", "town in", "Norvania"), strict=True)), "id": 7, "lang": "de"},
+        f"'prompt' ({names[1]} in words, as \"The capital of {{}} is\"), 'subject' ({names[0]}) and "
+        f"'target_new' ({names[2]})",
+    )
+    for names in (
+        ("subject", "relation", "object"),
+        ("s", "r", "o"),
+        ("head", "relation", "tail"),
+        ("h", "p", "t"),
+        ("Subject", "predicate", "target_new"),
+    )
+}
 
 
-@pytest.mark.parametrize("title", RECORDS_OF)
+@pytest.mark.parametrize("title", RECORDS_OF | TRIPLES)
 def test_records_without_a_task_are_named_once_wherever_they_are_given(title: str, tmp_path: Path) -> None:
-    record, remedy = RECORDS_OF[title]
+    record, remedy = (RECORDS_OF | TRIPLES)[title]
     path = str(write_jsonl(tmp_path / "theirs.json", [record] * 9))
     readers = [
         lambda: load_edits(path, {}, None),
@@ -77,9 +91,15 @@ def test_records_without_a_task_are_named_once_wherever_they_are_given(title: st
 
 def test_every_foreign_layout_is_tested_and_no_benchmark_accepts_it() -> None:
     assert {layout.title.split(" (")[0] for layout in FOREIGN} == set(RECORDS_OF)
-    for record, _ in RECORDS_OF.values():
+    for record, _ in (RECORDS_OF | TRIPLES).values():
         for benchmark in all_benchmarks().values():
             assert not accepts(benchmark.layout, Fields(record, "x"), 0)
+
+
+def test_a_record_with_a_prompt_is_no_triple() -> None:
+    assert recognize({"subject": "Velm", "relation": "town in", "object": "Norvania"})
+    assert recognize({"subject": "Velm", "relation": "town in", "object": "Norvania", "question": "Where?"}) is None
+    assert recognize({"subject": "Velm", "entity": "Velm", "relation": "town in", "object": "Norvania"}) is None
 
 
 def test_a_table_is_named_by_its_columns(tmp_path: Path) -> None:

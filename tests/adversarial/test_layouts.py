@@ -136,6 +136,7 @@ def read(record: dict[str, Any], own: Layout[object], *others: Layout[object]) -
         ({"a": 5, "b": "y"}, layout("own", "a"), layout("other", "b"), False),
         ({"n": {"b": "y"}}, layout("own", "a"), layout("other", "n.b"), True),
         ({"n": {"b": "y"}, "a": "x"}, layout("own", "a", "n.c"), layout("other", "a", "n.b"), True),
+        ({"a": "x", "b": "y"}, layout("own", "a"), layout("other", "a", notes=("b",)), False),  # anyone's note
         ({"b": "y"}, layout("own", "a"), layout("other"), False),  # accepts anything and reads nothing
     ],
 )

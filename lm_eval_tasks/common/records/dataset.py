@@ -136,6 +136,7 @@ class _ParsedFile(Generic[RecordT]):
         rows: their rows in the file.
         problems: location of every other record -> reason.
         unknown_fields: path of a field that the parser did not read -> number of records with it.
+        suggestions: that path -> hint about the field that it may be, from the first record with it; "" without one.
         left_out: reason why the release leaves a record out -> number of such records.
     """
 
@@ -143,6 +144,7 @@ class _ParsedFile(Generic[RecordT]):
     rows: list[int] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
     unknown_fields: Counter[str] = field(default_factory=Counter)
+    suggestions: dict[str, str] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
 
 
@@ -206,7 +208,9 @@ def load_records(
         origin["left_out"] = dict(sorted(parsed.left_out.items()))
     if parsed.unknown_fields:
         origin["unknown_fields"] = dict(sorted(parsed.unknown_fields.items()))
-        _warn_of_unknown_fields(shown, source.title, tuple(origin["unknown_fields"].items()))
+        listed = [f"{name} ({count} records)" for name, count in origin["unknown_fields"].items()]
+        hints = "".join(f" {name}:{hint}" for name, hint in sorted(parsed.suggestions.items()) if hint)
+        _warn_of_unknown_fields(shown, source.title, f"{', '.join(listed)}.{hints}")
     return LoadedRecords([parsed.records[position] for position in chosen], origin, parsed.records)
 
 
@@ -220,10 +224,9 @@ def _digest(paths: Sequence[Path]) -> str:
 
 
 @functools.cache
-def _warn_of_unknown_fields(path: str, title: str, counts: Sequence[tuple[str, int]]) -> None:
+def _warn_of_unknown_fields(path: str, title: str, listed: str) -> None:
     """Log once per process; every task of a group loads the file."""
-    listed = ", ".join(f"{name} ({count} records)" for name, count in counts)
-    logger.warning("%s: fields that %s does not use are ignored: %s.", path, title, listed)
+    logger.warning("%s: fields that %s does not use are ignored: %s", path, title, listed)
 
 
 def choose_data(settings: Settings) -> str:
@@ -328,6 +331,7 @@ def _parse_all(
             unread = fields.unread()
             fields.check_spelling(unread)
             parsed.unknown_fields.update(unread)
+            parsed.suggestions |= {path: fields.suggestion(path) for path in unread if path not in parsed.suggestions}
             parsed.records.append(parsed_record)
             parsed.rows.append(row)
         except OmittedRecord as reason:

@@ -11,6 +11,7 @@ from typing import Any
 
 from edit_hooks.prompt_context import content_of
 from edit_hooks.utils.errors import EditingError, near_misses
+from lm_eval_tasks.common.records.synonyms import similar
 
 
 class Fields:
@@ -186,6 +187,10 @@ class Fields:
             if hint := near_misses(path, absent, cutoff=0.9):
                 raise self.error(path, f"is not known.{hint} Rename it")
 
+    def suggestion(self, unread: str) -> str:
+        """A hint about a field that the parser ignores: an absent one of its own that is called or means the same."""
+        return similar(unread, sorted(self.accessed - self.paths))
+
     def _get(self, path: str, whole: bool = True) -> Any:
         """A required value; ``whole`` unless its own fields are read one by one."""
         if whole:
@@ -196,7 +201,7 @@ class Fields:
                 self.lacking.add(self.prefix + path)
                 read = self.accessed | self.declared
                 unread = [key for key in value if f"{around}{key}" not in read] if isinstance(value, Mapping) else ()
-                raise self.error(path, f"is missing.{near_misses(step, unread)} Add it, or check that the file fits")
+                raise self.error(path, f"is missing.{similar(step, unread)} Add it, or check that the file fits")
             value, around = value[step], f"{around}{step}."
         return value
 

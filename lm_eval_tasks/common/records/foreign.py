@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.settings.released_settings import is_released
 from edit_hooks.utils.storage.files import read_text
 from edit_hooks.utils.storage.yaml_io import parse_yaml
 from lm_eval_tasks.common.records.fields import Fields
+from lm_eval_tasks.common.records.synonyms import find_triple
 
 OWN_LAYOUT = (
     "Write them as facts of your own (docs/guides/own-facts.md), a JSON object each with {fields}. Then "
@@ -73,7 +74,19 @@ def recognize(record: object) -> Foreign | None:
     if not isinstance(record, Mapping):
         return None
     fields = Fields(record, "")
-    return next((layout for layout in FOREIGN if all(map(fields.has, layout.fields))), None)
+    found = next((layout for layout in FOREIGN if all(map(fields.has, layout.fields))), None)
+    return found or _triples(record)
+
+
+def _triples(record: Mapping[str, Any]) -> Foreign | None:
+    """The layout of a record that is a triple of a knowledge graph."""
+    if (names := find_triple(map(str, record))) is None:
+        return None
+    subject, relation, obj = names
+    fields = (
+        f"'prompt' ({relation} in words, as \"The capital of {{}} is\"), 'subject' ({subject}) and 'target_new' ({obj})"
+    )
+    return Foreign(f"triples ({', '.join(names)})", names, OWN_LAYOUT.format(fields=fields))
 
 
 def describe(layout: Foreign, path: object) -> str:

@@ -2,7 +2,8 @@
 
 A parser is the declaration of its layout: the fields that it reads are those of the layout. A record belongs to another
 benchmark if that one's parser accepts it and reads more of its fields, so that the first benchmark would score it
-without some of its content, and often against another gold answer.
+without some of its content, and often against another gold answer. Notes of that layout do not count: any record may
+have a field ``relation``.
 """
 
 from __future__ import annotations
@@ -46,11 +47,15 @@ class Layout(Generic[RecordT]):
         Raises:
             EditingError: for a record that violates the schema, or has a foreign field.
         """
+        for name in self.notes:
+            fields.optional(name)
+        return self.read_used(fields, row)
+
+    def read_used(self, fields: Fields, row: int) -> RecordT:
+        """As :meth:`read`, without access to the notes, which any record may have."""
         for name, remedy in self.foreign_fields.items():
             if fields.has(name):
                 raise EditingError(f"{fields.where}: field {name!r} does not belong to {self.title}: {remedy}")
-        for name in self.notes:
-            fields.optional(name)
         return self.parse(fields, row)
 
 
@@ -82,7 +87,7 @@ class LayoutReader(Generic[RecordT]):
             if owners := self._owners(fields, row, accepted=False):
                 raise self._misplaced(fields, owners) from None
             if fields.lacking:  # the same error, with a hint that names no field of the layout
-                declared = frozenset(read_on(self.layout, fields, row).accessed)
+                declared = frozenset({*read_on(self.layout, fields, row).accessed, *self.layout.notes})
                 self.layout.read(Fields(fields.record, fields.where, declared=declared), row)
             raise
         if (unread := fields.unread()) and (owners := self._owners(fields, row, accepted=True)):
@@ -108,7 +113,7 @@ class LayoutReader(Generic[RecordT]):
             if other.title == self.layout.title or key in self.excluded:
                 continue
             attempt = Fields(fields.record, fields.where)
-            if accepts(other, attempt, row):
+            if accepts(other, attempt, row, with_notes=not accepted):
                 left = attempt.unread_paths()
                 if left < unread or (as_much and left == unread < paths):
                     owners.setdefault(len(left), []).append(other)
@@ -141,10 +146,10 @@ def _add_text(record: dict[str, Any], path: str) -> None:
         inner[last] = "text"
 
 
-def accepts(layout: Layout[Any], fields: Fields, row: int) -> bool:
+def accepts(layout: Layout[Any], fields: Fields, row: int, *, with_notes: bool = False) -> bool:
     """Whether a layout's parser accepts a record, whose accessed fields are recorded."""
     try:
-        layout.read(fields, row)
+        (layout.read if with_notes else layout.read_used)(fields, row)
     except Exception:  # a parser of another package meets records that it never expected
         return False
     return True

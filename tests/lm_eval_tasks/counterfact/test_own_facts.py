@@ -12,6 +12,7 @@ from scripted import ScriptedLM
 from task_runs import metrics_of, run
 
 from edit_hooks.utils.errors import EditingError
+from lm_eval_tasks.common.records.benchmark import benchmark_of_file
 from lm_eval_tasks.common.records.cases import Case
 from lm_eval_tasks.common.records.dataset import LoadedRecords
 from lm_eval_tasks.counterfact.benchmark import COUNTERFACT_FLAT
@@ -57,6 +58,16 @@ def test_lists_of_paraphrases_and_neighbors_are_questions_of_one_case(tmp_path: 
 def test_the_first_of_several_old_answers_counts(tmp_path: Path) -> None:
     loaded = load(tmp_path, OLD | {"ground_truth": ["Kessim", "Kesim"]}, OLD | {"target_true": "Kessim"})
     assert [case.request.target_true for case in loaded.records] == ["Kessim", "Kessim"]
+
+
+def test_ignored_fields_are_named_with_those_that_they_may_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    record = SMALLEST | {"subject": "Tarsk", "rephrase": "x", "neighbors": ["y"], "relation": "mayor", "note": "z"}
+    loaded = load(tmp_path, record, SMALLEST)  # a field `relation` does not make it a record of WikiBigEdit
+    assert sorted(loaded.source["unknown_fields"]) == ["neighbors", "note", "relation", "rephrase"]
+    warning = caplog.records[-1].getMessage()
+    assert " neighbors: Did you mean 'locality_prompt'?" in warning and " rephrase: Did you mean 'rephrase_p" in warning
+    assert warning.count("note") == 1
+    assert benchmark_of_file(str(tmp_path / "facts.jsonl")) is COUNTERFACT_FLAT
 
 
 @pytest.mark.parametrize("absent", [{}, *({"ground_truth": value} for value in ("", "  ", None, []))])

@@ -56,3 +56,24 @@ def test_the_entry_of_a_list_that_is_of_another_type_is_named() -> None:
         Fields({"list": [*long, 1]}, WHERE).texts("list")
     with pytest.raises(EditingError, match=r"field 'list\[1\]' is 'x' \(str\); a list of objects is needed"):
         Fields({"list": [{}, "x"]}, WHERE).objects("list")
+
+
+@pytest.mark.parametrize(
+    ("needed", "given"),
+    [
+        ("target_new", "answer"),
+        ("target_new", "Object"),
+        ("prompt", "question"),
+        ("ground_truth", "old_target"),
+        ("rephrase_prompt", "paraphrases"),
+        ("locality_prompt", "Neighbour-Prompts"),
+        ("locality_ground_truth", "loc_ans"),
+    ],
+)
+def test_hints_know_what_people_call_a_field(needed: str, given: str) -> None:
+    fields = Fields({given: "x", "note": "y"}, WHERE)
+    with pytest.raises(EditingError, match=f"field '{needed}' is missing. Did you mean '{given}'"):
+        fields.text(needed)
+    ignoring = Fields({given: "x", "note": "y"}, WHERE)
+    assert ignoring.optional(needed) is None and ignoring.suggestion(given) == f" Did you mean '{needed}'?"
+    assert ignoring.suggestion("note") == ""
