@@ -6,9 +6,12 @@ import argparse
 import functools
 import logging
 import os
+import platform
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from edit_hooks.utils.errors import DEBUG_VARIABLE, EXIT_CODE, EditingError, ModelChangedError, traceback_wanted
 from edit_hooks.utils.printable import printable
@@ -54,6 +57,9 @@ VERBS: dict[str, Verb] = {
     **compare.VERBS,
     **passport.VERBS,
 }
+
+
+SHOWN_VERSIONS = ("lm-eval-editing", "lm-eval", "torch", "transformers", "peft")  # distributions, of --version
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,12 +119,28 @@ def _parser(named: Sequence[tuple[str, Verb]]) -> argparse.ArgumentParser:
         epilog=_verb_lists(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument(
+        "--version", action=_ShowVersions, nargs=0, help="show the versions that a report of a fault needs"
+    )
     verbs = parser.add_subparsers(dest="verb", metavar="<verb>", required=True, help="one of those below")
     for name, verb in named:
         subparser = verbs.add_parser(name, description=verb.help)  # without `help`: the epilog lists the verbs by tier
         verb.add_arguments(subparser)
         subparser.set_defaults(run=verb.run)
     return parser
+
+
+class _ShowVersions(argparse.Action):
+    """Print a line per package and end; nothing heavy is imported."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        for name in SHOWN_VERSIONS:
+            try:
+                print(f"{name} {version(name)}")
+            except PackageNotFoundError:
+                print(f"{name} is not installed")
+        print(f"Python {platform.python_version()} on {platform.system()}")
+        parser.exit()
 
 
 def _verb_lists() -> str:

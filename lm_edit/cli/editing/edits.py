@@ -168,7 +168,7 @@ def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", required=True, choices=("peft", "gguf", "merged"), help=formats)
     parser.add_argument("-o", "--out", required=True, help="new folder")
     parser.add_argument(
-        "--rank", type=whole(), help="of an adapter, at most: the nearest update of that rank, with the error it makes"
+        "--rank", type=whole(), help="largest rank of the adapter: the nearest update of it, with the error it makes"
     )
 
 

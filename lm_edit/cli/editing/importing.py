@@ -22,7 +22,9 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layers", type=whole(NON_NEGATIVE), nargs="+", help="layers of the matrices, in order; default: their names"
     )
-    parser.add_argument("--kind", choices=("second_moments", "projectors"), help="what they are; default: measured")
+    parser.add_argument(
+        "--kind", choices=("second_moments", "projectors"), help="what the matrices are; default: found by measuring"
+    )
     parser.add_argument(
         "--any-spectrum", action="store_true", help="import matrices that do not fit the keys of the model, too"
     )

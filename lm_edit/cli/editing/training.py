@@ -119,9 +119,9 @@ def _say_use(editor: str, out: str) -> None:
 
 VERBS: dict[str, Verb] = {
     "import": Verb(
-        "bring what an editor learns for a model (mend, serac) here from elsewhere", _add_import_arguments, _import
+        "import the network of an editor (mend, serac) that was trained elsewhere", _add_import_arguments, _import
     ),
     "train": Verb(
-        "train what an editor learns for a model (mend, serac), or resume the training", _add_arguments, _train
+        "train the network of an editor (mend, serac) for a model, or resume the training", _add_arguments, _train
     ),
 }

@@ -44,7 +44,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         default="matching",
         help="rows printed in papers: for columns on the published data (default), for all columns, or none",
     )
-    parser.add_argument("--resamples", type=whole(POSITIVE), help="of bootstrap and permutation tests (default 4999)")
+    parser.add_argument(
+        "--resamples", type=whole(POSITIVE), help="draws of bootstrap and permutation tests (default 4999)"
+    )
     parser.add_argument(
         "--max-mb",
         type=whole(POSITIVE),

@@ -36,7 +36,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--merge-with", help="another adapter or saved edit, added to the edited model")
     parser.add_argument("--text", help="file of unrelated texts for further training, one per line")
     parser.add_argument("--steps", type=whole(), default=50, help="steps of further training (default: %(default)s)")
-    parser.add_argument("--limit", type=whole(), default=100, help="most facts to ask about (default: %(default)s)")
+    parser.add_argument(
+        "--limit", type=whole(), default=100, help="ask about at most this many facts (default: %(default)s)"
+    )
     parser.add_argument(
         "--ability-rows", type=whole(), default=4, help="rows of each ability task (default: %(default)s)"
     )

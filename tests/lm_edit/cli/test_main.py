@@ -36,6 +36,15 @@ def test_help_begins_with_the_core_verbs(capsys):
     assert "cache" in more.split() and "cache" not in core.split()
 
 
+def test_the_versions_are_those_of_the_installed_packages(capsys, monkeypatch):
+    monkeypatch.setattr("lm_edit.cli.main.SHOWN_VERSIONS", ("pytest", "no-such-package"))
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert (ended.value.code, first, second) == (0, f"pytest {pytest.__version__}", "no-such-package is not installed")
+    assert third.startswith(f"Python {sys.version.split()[0]} on ")
+
+
 @pytest.mark.parametrize("arguments", [["sweep", "--list"], ["--help"]])
 def test_a_closed_pipe_ends_quietly(arguments):
     """As with ``lm-edit sweep --list | head -1``, once head is gone."""
