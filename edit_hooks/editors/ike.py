@@ -73,7 +73,6 @@ class ICEConfig(EditorConfig):
         super().__post_init__()
         if self.layers is not None:
             raise EditingError("'layers' is set, but this editor changes the prompt and no layer; drop the setting.")
-        require_embedder(self.embedder)
 
 
 @dataclass(kw_only=True)
@@ -145,6 +144,9 @@ class ContextEditor(Editor[ICEConfigT]):
         digest = None if config.embedder in EMBEDDERS else path_digest(config.embedder)
         config.record_digest("embedder_digest", "embedder", digest)
         return config
+
+    def check_inputs(self, config: ICEConfigT) -> None:
+        require_embedder(config.embedder)
 
     def footprint(self, config: ICEConfigT, model: nn.Module) -> Footprint:
         """Nothing: the context is text."""

@@ -15,7 +15,7 @@ from transformers import BertConfig, BertModel
 
 from edit_hooks import EditingError, load_editor
 from edit_hooks.assets import minilm
-from edit_hooks.editors.ike import ICEConfig, IKEConfig
+from edit_hooks.contract.tiny_models import build_model
 from edit_hooks.in_context.embeddings import EMBEDDERS, most_similar
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "lake", "lies", "in", "peru", "she", "plays", "harp", "a"]
@@ -88,11 +88,13 @@ def test_a_damaged_file_is_refused_and_named(package: Path, name: str) -> None:
 
 def test_what_is_not_installed_is_said_in_one_line_before_any_model_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minilm, "PACKAGE", "no_such_package")
-    for make in (IKEConfig, lambda: ICEConfig(embedder="minilm")):
+    model = build_model("gpt2")
+    for editor in (load_editor("ike"), load_editor("ice", {"embedder": "minilm"})):
         with pytest.raises(EditingError, match=r'pip install "lm-eval-editing\[ike\]"') as caught:
-            make()
+            editor.check_settings(model)
         assert "\n" not in str(caught.value)
-    assert ICEConfig().embedder == "words" and IKEConfig(embedder="words").embedder == "words"
+    for editor in (load_editor("ice"), load_editor("ike", {"embedder": "words"})):
+        editor.check_settings(model)
 
 
 needs_package = pytest.mark.skipif(

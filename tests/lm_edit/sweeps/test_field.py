@@ -11,6 +11,7 @@ import pytest
 from command_line import run_verb
 from lm_eval.__main__ import cli_evaluate
 
+from edit_hooks.assets import minilm
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.storage.json_io import read_json
 from lm_edit import load_results
@@ -29,9 +30,11 @@ def field(name: str = "field_3k") -> Plan:
     return load_plan(shipped_plans()[name])
 
 
-def test_a_dry_run_of_field_3k_estimates_less_than_a_day(capsys: Any) -> None:
-    assert run_verb(["sweep", "field_3k", "--dry-run"]) == 0
-    text = capsys.readouterr().out
+def test_a_dry_run_of_field_3k_estimates_less_than_a_day(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(minilm, "PACKAGE", "no_such_package")  # which only a run needs
+    assert run_verb(["sweep", "field_3k", "--dry-run"]) == 2
+    text, lacking = capsys.readouterr()
+    assert 'pip install "lm-eval-editing[ike]"' in lacking
     last = text.splitlines()[-1]
     assert text.count("unknown  ") == text.count("waiting ")  # memory: its model cannot be read here
     (hours,) = map(float, re.findall(r"about ([\d.]+) h", last))
