@@ -210,7 +210,7 @@ class Store:
 
         The operating system releases the lock of a process that dies.
         """
-        with locked(self.root / LOCKS / f"{name}.lock"):
+        with locked(self.root / LOCKS / f"{name}.lock", root=self.root):
             yield
 
     def _delta_path(self, key: str) -> Path:
@@ -221,7 +221,7 @@ class Store:
 
     def _write(self, path: Path, write: Callable[[], None]) -> None:
         mark(self.root)
-        write_to_cache(path, write)
+        write_to_cache(path, write, self.root)
 
     def _read(self, path: Path, read: Callable[[], Content]) -> Content | None:
         try:

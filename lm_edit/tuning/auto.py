@@ -106,7 +106,8 @@ def auto_settings(
     if store is None:
         return _find(lm, editor, seed, context, None)["settings"]
     path = store.root / KIND / f"{description.key}.yaml"
-    with locked(store.root / KIND / f"{description.key}.lock", f"another process finds the settings of {editor}."):
+    waiting = f"another process finds the settings of {editor}."
+    with locked(store.root / KIND / f"{description.key}.lock", waiting, store.root):
         found = store.load_json(KIND, description)
         if found is None or not path.is_file():
             found = _find(lm, editor, seed, context, path)

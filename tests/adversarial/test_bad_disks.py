@@ -87,7 +87,8 @@ def test_a_store_that_cannot_be_written_from_the_start(
 ) -> None:
     assert answer(Path("/proc/no/store"), SINGLE) == right(SINGLE)
     warnings = [message for message in caplog.messages if "cannot write to" in message or "cannot use the" in message]
-    assert 1 <= len(warnings) == len(set(warnings)) <= 7 and all("The run continues" in message for message in warnings)
+    assert [message.split(":")[0] for message in warnings].count("cannot write to /proc/no/store") == 1, warnings
+    assert len(warnings) <= 2 and all("The run continues" in message for message in warnings)
 
 
 def test_a_store_that_disappears_during_the_run(

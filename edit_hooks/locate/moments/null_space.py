@@ -250,7 +250,7 @@ def _save_projector(path: Path, key: dict[str, Any], projector: Projector) -> No
     numbers = {"is_complement": projector.is_complement, "threshold": projector.threshold, "trace": projector.trace}
     header = {"key": json.dumps(key), "projector": json.dumps(numbers)}
     header["checksum"] = _checksum(header, projector.basis_FR)
-    write_to_cache(path, lambda: write_tensors(path, {"basis": projector.basis_FR}, header))
+    write_to_cache(path, lambda: write_tensors(path, {"basis": projector.basis_FR}, header), path.parents[1])
 
 
 def _load_projector(path: Path, key: dict[str, Any]) -> Projector | None:

@@ -43,8 +43,8 @@ def save_matrices(
     """Write the matrices, then the manifest; readers ignore matrices without their manifest."""
     tensors, manifest = _paths(root, description)
     record = {"description": description, "report": report, "checksum": _checksum(report, matrices)}
-    write_to_cache(tensors, lambda: write_tensors(tensors, dict(matrices), {}))
-    write_to_cache(manifest, lambda: write_atomically(manifest, json.dumps(record, indent=2) + "\n"))
+    write_to_cache(tensors, lambda: write_tensors(tensors, dict(matrices), {}), root)
+    write_to_cache(manifest, lambda: write_atomically(manifest, json.dumps(record, indent=2) + "\n"), root)
 
 
 def load_matrices(root: Path, description: Mapping[str, Any], what: str) -> StoredMatrices | None:
@@ -80,7 +80,7 @@ def collected_once(root: Path | None, key: object, what: str) -> contextlib.Abst
     if root is None:
         return contextlib.nullcontext()
     waiting = f"{what}: waiting for another process that collects them from the same text, in {root}."
-    return locked(root / LOCKS / f"{key_of(key)}.lock", waiting)
+    return locked(root / LOCKS / f"{key_of(key)}.lock", waiting, root)
 
 
 def _paths(root: Path, description: Mapping[str, Any]) -> tuple[Path, Path]:

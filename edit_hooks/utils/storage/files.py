@@ -85,11 +85,14 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def write_to_cache(path: Path, write: Callable[[], object]) -> None:
+def write_to_cache(path: Path, write: Callable[[], object], root: Path | None = None) -> None:
     """Call ``write``, which writes a cache's file at ``path``; log its OSErrors instead of raising them.
 
     The folder of ``path`` is created, and a folder in the file's place is renamed. A full or read-only disk costs the
-    stored copy, not the run: each folder and reason is logged once per process.
+    stored copy, not the run: each ``root`` and reason is logged once per process.
+
+    Args:
+        root: folder of the whole cache; by default that of ``path``.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +100,7 @@ def write_to_cache(path: Path, write: Callable[[], object]) -> None:
             log.warning("%s is a folder in the place of a file; it is renamed to %s.", path, set_aside(path).name)
         write()
     except OSError as error:
-        _warn_unwritable(path.parent, error.strerror or str(error))
+        _warn_unwritable(root or path.parent, error.strerror or str(error))
 
 
 @functools.cache

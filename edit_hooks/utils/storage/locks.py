@@ -13,7 +13,7 @@ log = get_logger(__name__)
 
 
 @contextlib.contextmanager
-def locked(path: Path, waiting: str | None = None) -> Iterator[None]:
+def locked(path: Path, waiting: str | None = None, root: Path | None = None) -> Iterator[None]:
     """Hold the lock file at ``path``, waiting for other processes.
 
     The operating system releases the lock of a process that dies. Where no file can be written or locked, the block
@@ -21,6 +21,7 @@ def locked(path: Path, waiting: str | None = None) -> Iterator[None]:
 
     Args:
         waiting: logged if another process holds the lock.
+        root: folder of the cache that it guards, for that warning.
     """
     from filelock import FileLock, Timeout  # slow to import and rarely needed
 
@@ -34,7 +35,7 @@ def locked(path: Path, waiting: str | None = None) -> Iterator[None]:
                 log.warning("%s", waiting)
             lock.acquire()
 
-    write_to_cache(path, acquire)
+    write_to_cache(path, acquire, root)
     try:
         yield
     finally:
