@@ -11,13 +11,12 @@ from typing import Any
 
 from edit_hooks.decoding import AskedModel
 from lm_eval_tasks.common.asking.answers import Answer
-from lm_eval_tasks.common.asking.probes import CaseAnswers, Probe, case_doc
+from lm_eval_tasks.common.asking.probes import CaseAnswers, Probe
 from lm_eval_tasks.common.records.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case
 from lm_eval_tasks.common.scoring import measures
 from lm_eval_tasks.common.scoring.measures import Measure, mean_over
-from lm_eval_tasks.common.scoring.population import with_helper
 from lm_eval_tasks.common.settings import Settings
-from lm_eval_tasks.protocols.wild import QUESTIONS
+from lm_eval_tasks.protocols.wild import QUESTIONS, with_helper
 
 
 def reliability_doc(case: Case, settings: Settings) -> dict[str, Any]:
@@ -40,7 +39,7 @@ def _forced_doc(case: Case, settings: Settings, kind: str, ask: AskedModel = "ed
         Probe(kind=kind, prompt=question.prompt, targets=[question.wanted], gold=question.wanted, ask=ask)
         for question in case.questions(kind)
     ]
-    return case_doc(case, with_helper(case, settings, probes), generate=False)
+    return with_helper(case, settings, probes, generate=False)
 
 
 def score_reliability(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:

@@ -19,8 +19,9 @@ from edit_hooks.utils.text.scripts import warn_of_english_rule
 from lm_eval_tasks.common.asking.probes import OWN_CHAT, CaseAnswers, Probe, case_doc
 from lm_eval_tasks.common.records.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case, Question
 from lm_eval_tasks.common.scoring import measures
+from lm_eval_tasks.common.scoring.columns import ALL_CASES
 from lm_eval_tasks.common.scoring.measures import Measure, mean_over
-from lm_eval_tasks.common.scoring.population import POPULATION, with_helper
+from lm_eval_tasks.common.scoring.population import POPULATION, PRE_EDIT
 from lm_eval_tasks.common.settings import Settings, context_setting
 
 logger = get_logger("lm_eval.editing_tasks")
@@ -72,8 +73,25 @@ def _generation_doc(case: Case, settings: Settings, kind: str, ask: AskedModel =
 
 def generation_doc(case: Case, settings: Settings, context: str, probes: Sequence[Probe]) -> dict[str, Any]:
     """A document of generations in a context, with the helper probe that a population needs."""
-    doc = case_doc(case, with_helper(case, settings, probes), generate=True)
-    return doc | ({OWN_CHAT: f"wild_context={context}"} if context == RELEASED_CHAT else {})
+    return with_helper(case, settings, probes, context, generate=True)
+
+
+def with_helper(
+    case: Case, settings: Settings, probes: Sequence[Probe], context: str | None = None, *, generate: bool
+) -> dict[str, Any]:
+    """The document of a case, with the helper probe if the setting :data:`POPULATION` needs it.
+
+    Args:
+        context: that of the probes, if it is one of WILD's. The helper asks in the run's.
+        generate: as for :func:`case_doc`.
+    """
+    contexts = {context}
+    if probes and POPULATION.read(settings) != ALL_CASES:
+        (question,) = case.questions(EFFICACY)
+        contexts.add(asked := WILD_CONTEXT.read(settings))
+        probes = [*probes, generation_probe(PRE_EDIT, question, asked, "unedited")]
+    doc = case_doc(case, probes, generate=generate)
+    return doc | ({OWN_CHAT: f"wild_context={RELEASED_CHAT}"} if RELEASED_CHAT in contexts else {})
 
 
 def generation_probe(

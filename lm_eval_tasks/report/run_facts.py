@@ -69,7 +69,8 @@ class RunFacts:
         model: readable name. model_hash: hash of the weights; "" if unknown. model_parts: digests of what else makes it
             this model, as in ``config=0c45f1a2; tokenizer=9d3e77b0``; "" if unknown.
         editor: its name; ``unedited`` for ``mode=none``, and the model class for stock models.
-        editor_label: name of the editor in tables, from the plan of a sweep; "" without one. Not part of ``run``.
+        editor_label: name of the editor in tables, from the plan of a sweep; "" without one. model_label: that of the
+            model in the plan. Neither is a part of ``run``.
         settings: hash of the resolved settings but the seed and what was drawn with it (context templates), also
             those of a post-processed editor, 8 hexadecimal digits; "" without an editor.
         settings_origin: ``shipped``, ``given``, ``untuned`` (see ``guesses``), or "" if unknown.
@@ -89,6 +90,7 @@ class RunFacts:
     model_parts: str
     editor: str
     editor_label: str
+    model_label: str
     mode: str
     settings: str
     settings_origin: str
@@ -142,6 +144,7 @@ def run_facts(results: Mapping[str, Any]) -> RunFacts:
         run=_hash_of(identity)[:RUN_DIGITS],
         name=_name(facts, editing, seed),
         editor_label=str(editing.get("editor_label") or ""),
+        model_label=str(editing.get("model_label") or ""),
         model_hash=model_hash,
         model_parts=parts_text(parts),
         settings_origin=_origin(origin),

@@ -6,27 +6,21 @@ and every metric that says ``filtered_by: population`` a second column, ``<metri
 - ``wrong_em``: the unedited model's answer is wrong by exact match.
 - ``wrong_judge``: it is wrong by the judge's verdict, as published.
 
-The helper always asks after the QA instruction, whatever the task itself asks, so that columns of different tasks are
-over the same cases.
+The helper (:func:`lm_eval_tasks.protocols.wild.with_helper`) asks in the run's ``wild_context``, by default the QA
+instruction, whatever the task itself asks, so that columns of different tasks are over the same cases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from edit_hooks.prompt_context import QA_INSTRUCTION
-from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.text.scripts import warn_of_english_rule
 from judges.base import Verdict
 from judges.match import exact_match
-from lm_eval_tasks.common.asking.probes import PLACEHOLDER, CaseAnswers, Probe
-from lm_eval_tasks.common.records.cases import EFFICACY, Case
+from lm_eval_tasks.common.asking.probes import PLACEHOLDER, CaseAnswers
 from lm_eval_tasks.common.scoring.columns import ALL_CASES, over
 from lm_eval_tasks.common.scoring.measures import Measure, Unscored, exclude_if, generated_match, judged_correct
 from lm_eval_tasks.common.settings import Settings, choice_setting
-
-logger = get_logger("lm_eval.editing_tasks")
 
 WRONG_EM, WRONG_JUDGE = "wrong_em", "wrong_judge"
 POPULATIONS = (ALL_CASES, WRONG_EM, WRONG_JUDGE)
@@ -39,24 +33,6 @@ POPULATION = choice_setting(
     "also report the cases that the unedited model answers wrongly, by exact match or by the judge",
     POPULATIONS,
 )
-
-
-def with_helper(case: Case, settings: Settings, probes: Sequence[Probe]) -> Sequence[Probe]:
-    """The probes of a case, and the helper probe if the setting :data:`POPULATION` needs it."""
-    if not probes or POPULATION.read(settings) == ALL_CASES:
-        return probes
-    (question,) = case.questions(EFFICACY)
-    rule, remedy = f"the instruction of population={POPULATION.read(settings)}", "All cases: --metadata population=all."
-    warn_of_english_rule(logger, rule, [question.prompt], remedy)
-    helper = Probe(
-        kind=PRE_EDIT,
-        prompt=QA_INSTRUCTION.replace("{question}", question.prompt),
-        generate=True,
-        gold=question.wanted,
-        question=question.prompt,
-        ask="unedited",
-    )
-    return [*probes, helper]
 
 
 def population_metrics(metric: Mapping[str, Any], settings: Settings) -> list[dict[str, Any]]:

@@ -88,7 +88,7 @@ def test_the_own_chat_template_of_a_model_takes_any_other_context(context: str, 
     own, helper = (request.args[0] for request in lm.seen)
     question = "when did the salt canal open" if context == "question_only" else text
     assert own.startswith(f"<user>{question}") and own.endswith("<assistant>")
-    assert helper.startswith("<user>Please answer the question:")  # the population is that of any other context
+    assert helper.startswith("<user>Please answer the question:" if text != "{}" else "<user>Who designed")
 
 
 @pytest.mark.parametrize("context", ["chat", "{question} {question}", ["{question}"], ""])

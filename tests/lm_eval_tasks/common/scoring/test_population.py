@@ -14,7 +14,7 @@ from task_runs import build, metrics_of, run
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from judges.base import Item
-from lm_eval_tasks.common.asking.probes import CaseAnswers
+from lm_eval_tasks.common.asking.probes import OWN_CHAT, CaseAnswers
 from lm_eval_tasks.common.records.cases import Case
 from lm_eval_tasks.common.scoring.measures import Score, evaluate
 from lm_eval_tasks.common.scoring.population import restrict
@@ -44,16 +44,33 @@ def judge(tmp_path: Path) -> Iterator[tuple[JudgeServer, dict[str, Any]]]:
         yield server, {"judge": settings, "population": "wrong_judge"}
 
 
-@pytest.mark.parametrize("context", ["qa_inst", "question_only"])
+@pytest.mark.parametrize(
+    ("context", "asked"),
+    [
+        ("qa_inst", "Please answer the question:\n\nQ: "),
+        ("question_only", "Who designed"),
+        ("Frage: {question}\nAntwort:", "Frage: Who designed"),
+        ("chat_template_released", "<s>[INST] <<SYS>>"),
+    ],
+)
 @pytest.mark.parametrize(("task", "metric"), list(COLUMNS.items()))
-def test_every_task_has_the_same_cases_in_any_context(task: str, metric: str, context: str) -> None:
+def test_every_task_has_the_same_cases_by_the_context_of_the_run(
+    task: str, metric: str, context: str, asked: str
+) -> None:
     lm = ScriptedLM(texts=texts)
     found = metrics_of(run(task, lm, {"population": "wrong_em", "wild_context": context}), task)
     counts = [found[f"{metric}@wrong_em_{count}"] for count in ("n", "excluded", "failed")]
     assert counts == [3, 1, 0] and found[f"{metric}_n"] == 4
     helpers = [request.args[0] for request in lm.seen if request.doc["asked"]["model"] == "unedited"]
-    assert len(helpers) == 4 and all(text.startswith("Please answer the question:\n\nQ: ") for text in helpers)
+    assert len(helpers) == 4 and helpers[0].startswith(asked)
+    assert "Please answer" not in "".join(helpers) or context == "qa_inst"
     assert "wrong_judge" not in " ".join(found)
+
+
+def test_a_helper_in_a_chat_of_its_own_is_no_question_for_a_chat_template() -> None:
+    settings = {"wild_context": wild.RELEASED_CHAT}
+    assert OWN_CHAT not in build("qaedit_syn_reliability", **settings).test_docs()[0]
+    assert build("qaedit_syn_reliability", population="wrong_em", **settings).test_docs()[0][OWN_CHAT]
 
 
 @pytest.mark.parametrize(("task", "metric"), list(COLUMNS.items()))
