@@ -68,6 +68,14 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         help="name of the editor in tables of results, in place of its own",
     ),
     RunOption(
+        name="model_label",
+        default=None,
+        changes="nothing",
+        column="model_label",
+        is_text=True,
+        help="another name of the model, which `--only model=` of results finds as well",
+    ),
+    RunOption(
         name="editor_args",
         default=None,
         changes="settings",

@@ -13,6 +13,7 @@ from lm_eval_tasks.report.run_options import options_of
 
 LISTED_IN = {"edits": "edit_options", "answers": "answer_options"}  # columns of options without a column of their own
 LISTED = {one.name: one for one in RUN_OPTIONS if not one.column and one.changes in LISTED_IN}
+LABELS = {"editor": "editor_label", "model": "model_label"}  # field -> column of its name in the plan of a sweep
 SAMPLE_FILE = ("file", "task")  # columns that name the samples of a result
 MATRIX = (*SAMPLE_FILE, "metric", "filter")  # columns that name the matrix of a result
 MAX_NAMED = 12  # values that an error lists
@@ -36,19 +37,20 @@ def filter_rows(results: pd.DataFrame, conditions: Sequence[str]) -> pd.DataFram
     """The rows that satisfy all conditions ``FIELD=VALUE[,VALUE]`` (``--only``).
 
     A field is a column, or an option of runs without a column of its own, as ``edit_context``; one that a run was not
-    given has its default. Conditions on one field are alternatives. A text is a value of the field or, if no row has
-    it, several between commas; an empty text is the value of rows that have none.
+    given has its default; editor and model also have the names that a sweep's plan gives them. Conditions on one field
+    are alternatives. A text is a value of the field or, if no row has it, several between commas; an empty text is the
+    value of rows that have none.
 
     Raises:
         EditingError: for texts of another form, unknown fields, and when no row is left.
     """
     for name, given in read_conditions(conditions).items():
-        texts = _texts(results, name)
-        known = set(texts)
+        texts, labels = _texts(results, name), _labels(results, name)
+        known = {*texts, *labels} - ({""} - set(texts))
         accepted = accepted_values(given, known)
         if not accepted & known:
             raise unknown_value(name, given, accepted, known, "result")
-        results = results[texts.isin(accepted)]
+        results = results[texts.isin(accepted) | labels.isin(accepted - {""})]
     return results
 
 
@@ -93,6 +95,12 @@ def _texts(results: pd.DataFrame, name: str) -> pd.Series[str]:
         raise unknown_field(name, [*results.columns, *LISTED], "results")
     default = text_of(option.default)
     return results[LISTED_IN[option.changes]].map(lambda text: options_of(text_of(text)).get(name, default))
+
+
+def _labels(results: pd.DataFrame, name: str) -> pd.Series[str]:
+    """The names that plans of sweeps give to the values of a field; "" for rows without one."""
+    column = LABELS.get(name)
+    return results[column].map(text_of) if column in results.columns else pd.Series("", index=results.index)
 
 
 def is_missing(value: object) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from edit_hooks.run_options import RUN_OPTIONS
 
-SCHEMA_VERSION = "1.7"
+SCHEMA_VERSION = "1.8"
 
 TEXT, WHOLE, REAL, FLAG, MAPPING, VALUE = "text", "whole number", "number", "true or false", "mapping", "any"
 
@@ -42,6 +42,7 @@ RESULT_COLUMNS: dict[str, tuple[str, str]] = {
     "file": (TEXT, "path of the result file"),
     "date": (TEXT, "start of the run, ISO 8601 in UTC"),
     "model": (TEXT, "hub id of the model, or the name of its folder; the first one of a model that was read from two"),
+    "model_label": (TEXT, 'name of the model in the plan of a sweep, if it is another one; "" without one'),
     "model_hash": (TEXT, 'hash of the weights; "" if the run recorded none'),
     "model_parts": (
         TEXT,

@@ -63,6 +63,7 @@ class EditingOptions:
 
     editor: str = default_of("editor")
     editor_label: str | None = default_of("editor_label")
+    model_label: str | None = default_of("model_label")
     mode: str = default_of("mode")
     load_edit: str | None = default_of("load_edit")
     editor_args: Mapping[str, Any] | None = default_of("editor_args")

@@ -87,6 +87,7 @@ _EDITED_HF = fields(
     {
         "editor": maybe(TEXT),
         "editor_label": maybe(TEXT),
+        "model_label": maybe(TEXT),
         "mode": TEXT,
         "pretrained": TEXT,
         "peft": maybe(TEXT),

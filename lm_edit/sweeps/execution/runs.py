@@ -27,6 +27,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.storage.files import remove_leftovers, set_aside, write_atomically
 from edit_hooks.utils.storage.json_io import json_text, read_json
+from lm_edit.results.filters import LABELS
 from lm_edit.sweeps.execution.complete import missing_parts
 from lm_edit.sweeps.planning.grid import Run
 
@@ -67,8 +68,7 @@ def prepare(out: Path, run: Run) -> Path:
     """
     folder = out / run.folder_name
     settings = folder / SETTINGS
-    label = {"editor_label": run.label} if run.label else {}
-    content = {"name": run.name, **label, **run.content, "tasks": list(run.tasks)}
+    content = {"name": run.name, **run.labels, **run.content, "tasks": list(run.tasks)}
     text = json_text(content, indent=1) + "\n"
     if settings.is_dir():
         set_aside(settings)
@@ -165,8 +165,8 @@ def execute(
 def command_of(settings: Mapping[str, Any], output: Path) -> list[str]:
     """The command of a run: ``python -m lm_eval run`` with its settings."""
     command = [sys.executable, "-m", "lm_eval", "run", "--model", "edited_hf"]
-    label = {"editor_label": settings["editor_label"]} if "editor_label" in settings else {}
-    command += ["--tasks", ",".join(settings["tasks"]), "--model_args", json.dumps({**settings["model_args"], **label})]
+    labels = {name: settings[name] for name in LABELS.values() if name in settings}
+    command += ["--tasks", ",".join(settings["tasks"]), "--model_args", json.dumps(settings["model_args"] | labels)]
     if settings["metadata"]:
         command += ["--metadata", json.dumps(settings["metadata"])]
     if settings["limit"] is not None:

@@ -9,9 +9,11 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from edit_hooks.utils.storage.hashing import key_of
+from lm_edit.results.filters import LABELS
 from lm_edit.sweeps.planning.choices import BenchmarkChoice, EditorChoice, ModeChoice, Model, Plan, Where
 from lm_edit.sweeps.planning.named_files import NamedFile, named_files
 
@@ -91,6 +93,13 @@ class Run:
     def named_files(self) -> list[NamedFile]:
         """The files and folders that its options name, with their present content."""
         return named_files({"model_args": self.model_args, "metadata": self.metadata})
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Names of editor and model in the plan that results would not have otherwise; no part of :attr:`content`."""
+        pretrained = str(self.model_args.get("pretrained") or "")
+        model = "" if self.model in (pretrained, Path(pretrained).name) else self.model
+        return {name: label for name, label in zip(LABELS.values(), (self.label, model), strict=True) if label}
 
     @property
     def name(self) -> str:

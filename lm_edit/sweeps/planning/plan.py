@@ -17,6 +17,7 @@ from edit_hooks.utils.settings.numbers import POSITIVE, SEED, Range, require_num
 from edit_hooks.utils.settings.options import SECRET_OPTIONS, parse_editor_args, settings_file
 from edit_hooks.utils.storage.files import parse_size, read_text, require_file
 from edit_hooks.utils.storage.yaml_io import parse_yaml, read_yaml
+from lm_edit.results.filters import LABELS
 from lm_edit.sweeps.planning.choices import (
     UNEDITED,
     BenchmarkChoice,
@@ -60,7 +61,7 @@ RESOURCE_KEYS = ("cpus", "gpus", "memory", "hours", "slurm")
 # Options of `lm_eval run` that change what is asked, and that --model_args and --metadata do not cover.
 LM_EVAL_KEYS = ("apply_chat_template", "batch_size", "gen_kwargs", "num_fewshot", "system_instruction")
 # Axes of the plan, which an entry's model_args cannot set as well.
-AXES = ("editor", "editor_args", "mode", "num_edits", "edit_batch_size", "icl", "seed", "edits", "editor_label")
+AXES = ("editor", "editor_args", "mode", "num_edits", "edit_batch_size", "icl", "seed", "edits", *LABELS.values())
 
 
 def shipped_plans() -> dict[str, Path]:
@@ -356,6 +357,7 @@ class _Reader:
                 name = {
                     "editor": "editors",
                     "editor_label": "name of an entry of editors",
+                    "model_label": "name of an entry of models",
                     "mode": "modes",
                     "seed": "seeds",
                 }.get(key, key)

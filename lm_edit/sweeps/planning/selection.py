@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from edit_hooks.run_options import RUN_OPTIONS
 from edit_hooks.utils.errors import EditingError, near_misses
-from lm_edit.results.filters import accepted_values, read_conditions, text_of, unknown_field, unknown_value
+from lm_edit.results.filters import LABELS, accepted_values, read_conditions, text_of, unknown_field, unknown_value
 from lm_edit.sweeps.planning.grid import RULES, Grid, OmittedRun, Run
 
 Fields: TypeAlias = dict[str, set[str]]  # field -> its values
@@ -91,7 +91,7 @@ def fields_of(run: Run) -> Fields:
         "task": set(run.tasks),
         "limit": {text_of(run.limit)},
         "editor": {run.editor} if run.mode == "none" else {run.editor, *fields["editor"]},
-        "editor_label": {run.label or ""},
+        **{name: {run.labels.get(name, "")} for name in LABELS.values()},
         "mode": {run.mode, *fields["mode"]},
     }
 

@@ -82,6 +82,19 @@ def test_show_names_editors_as_the_plan_does(tmp_path: Path, capsys: Any) -> Non
     assert cells(printed_lines(capsys))[0][2:] == ["small steps"]
 
 
+def test_only_finds_editors_and_models_by_their_names_in_the_plan_too(tmp_path: Path, capsys: Any) -> None:
+    write_run(tmp_path / "a", editor="my_editor", editor_label="mine", model_label="small")
+    write_run(tmp_path / "b", editor="ft_m")
+    shown = {}
+    for condition in ("editor=mine", "editor=my_editor", "model=small", "editor_label=", "editor=ft_m", "editor="):
+        assert run_verb(["results", "show", str(tmp_path), "--only", condition]) == (2 if condition == "editor=" else 0)
+        shown[condition] = [line for line in printed_lines(capsys) if line.startswith("|")]
+    assert shown["editor=mine"] == shown["editor=my_editor"] == shown["model=small"] != shown["editor=ft_m"]
+    assert shown["editor_label="] == shown["editor=ft_m"]
+    assert run_verb(["results", "show", str(tmp_path), "--only", "model=smal"]) == 2
+    assert "Did you mean 'small'?" in capsys.readouterr().err
+
+
 def test_show_compares_the_edits_of_runs(tmp_path: Path, capsys: Any) -> None:
     """Tasks with the same edits share their rows; a run without edits, and one without a number, has empty cells."""
     summaries = {

@@ -291,6 +291,15 @@ def test_the_name_of_an_editor_reaches_the_results_and_no_identity(tmp_path: Pat
     assert "editor_label" not in read_json(prepare(tmp_path, plain[0]) / SETTINGS)
 
 
+def test_the_name_of_a_model_reaches_the_results_if_it_is_another_one(tmp_path: Path) -> None:
+    models = "{tiny: {pretrained: org/tiny}, small: {pretrained: org/tiny, revision: x}, demo: {}}"
+    runs = expand(tmp_path, f"editors: [rome]\nbenchmarks: [bake_es]\nmodels: {models}\n").runs
+    assert [run.labels for run in runs] == [{}, {"model_label": "small"}, {"model_label": "demo"}]
+    args = json.loads(command_of(read_json(prepare(tmp_path, runs[1]) / SETTINGS), Path("out"))[9])
+    assert EditingOptions(**{name: args[name] for name in ("model_label",)}).model_label == "small"
+    assert "model_label" not in runs[1].content["model_args"]
+
+
 def test_the_command_passes_everything(tmp_path: Path) -> None:
     (run,) = expand(
         tmp_path,
