@@ -6,11 +6,14 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from edit_hooks.utils.requirements import require_versions
+
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package whose names are imported on first use.
 
-    ``lm-edit --help`` and a task's YAML import the package; they must not wait for torch.
+    ``lm-edit --help`` and a task's YAML import the package; they must not wait for torch. The first use also checks
+    the versions of what the names are built on.
 
     Args:
         package: name of the package, its ``__name__``.
@@ -20,6 +23,7 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        require_versions()
         return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
 
     def names() -> list[str]:

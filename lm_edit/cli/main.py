@@ -15,6 +15,7 @@ from typing import Any
 
 from edit_hooks.utils.errors import DEBUG_VARIABLE, EXIT_CODE, EditingError, ModelChangedError, traceback_wanted
 from edit_hooks.utils.printable import printable
+from edit_hooks.utils.requirements import require_versions
 from edit_hooks.utils.terminal import accept_all_characters, check_working_folder
 from lm_edit.cli import cache, catalog, check_model, contract, embed
 from lm_edit.cli.building import (
@@ -85,6 +86,7 @@ def _run_verb(arguments: Sequence[str] | None) -> int:
     args = build_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:
+        require_versions()
         check_working_folder()
         return args.run(args)
     except (EditingError, ModelChangedError, OSError) as error:
