@@ -68,7 +68,7 @@ from edit_hooks.lm.sessions import (
     Session,
     answer_distinct,
 )
-from edit_hooks.lm.stock.checks import OrdinaryTasks
+from edit_hooks.lm.stock.checks import OrdinaryTasks, has_edit_requests
 from edit_hooks.lm.stock.texts import stock_items, stock_text, watched_texts
 from edit_hooks.lm.stock.unedited import UneditedStock, counted_pairs
 from edit_hooks.modeling.architectures import architecture_of, choose_row, row_of_option, unwrapped
@@ -241,7 +241,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Score whole texts; in batch and sequential mode on the edited model."""
-        self._ordinary.check(request.task_name for request in requests)
+        self._ordinary.check_whole_texts(requests)
         self._identify()
         return self._answer_ordinary(requests, super().loglikelihood_rolling, disable_tqdm)
 
@@ -493,8 +493,3 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             return None
         sets = ", ".join(f"{name}={value}" for name, value in self._sets.items())
         return self.options.data or sets or ("mini" if self.is_demo else "hub")
-
-
-def has_edit_requests(request: Instance) -> bool:
-    """Whether the document of a request brings edits of its own."""
-    return isinstance(request.doc, Mapping) and "edit_requests" in request.doc

@@ -251,7 +251,8 @@ class HFBackend:
         end_id = self._model.generation_config.eos_token_id
         end_ids = set(end_id) if isinstance(end_id, list) else {end_id}
         length = next((position for position, token in enumerate(ids) if token in end_ids), None)
-        shown = [token for token in ids[:length] if token not in self._unshown]
+        unshown = self._unshown
+        shown = [token for token in ids[:length] if token not in unshown]
         text = opened_thought(prompt) + self._tokenizer.decode(shown, skip_special_tokens=False)
         reply_tokens = len(ids) if length is None else length + 1
         finish = "length" if length is None and reply_tokens >= max_tokens else "stop"

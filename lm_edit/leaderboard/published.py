@@ -16,8 +16,6 @@ from edit_hooks.utils.storage.json_io import read_json
 from lm_edit.leaderboard.columns import Column
 
 FILE = Path(__file__).with_name("published.json")
-# Which columns get published rows: those on the published data, all, or none.
-CHOICES = ("matching", "all", "none")
 
 
 class PublishedValue(NamedTuple):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
+
+from lm_eval.api.instance import Instance
 
 from edit_hooks.answers import is_broken
 from edit_hooks.lm.options.editing import EditingOptions
@@ -56,6 +58,20 @@ class OrdinaryTasks:
             )
         self._has_warned |= bool(found)
 
+    def check_whole_texts(self, requests: Sequence[Instance]) -> None:
+        """Check requests of `loglikelihood_rolling`, which only ordinary documents may ask for.
+
+        Raises:
+            EditingError: for a document with edits, under which its text would not be scored; as :meth:`check`.
+        """
+        if any(map(has_edit_requests, requests)):
+            raise EditingError(
+                "a document with edit_requests asks for loglikelihood_rolling, which is not answered under its edits. "
+                "Use output_type loglikelihood or generate_until; or drop edit_requests, and the edited model of "
+                "mode=sequential, mode=batch or load_edit scores the text."
+            )
+        self.check(request.task_name for request in requests)
+
     def warn_of_broken(self, answers: Sequence[object]) -> None:
         """Log how many answers to ordinary tasks are missing because the logits were not finite."""
         if broken := sum(map(is_broken, answers)):
@@ -65,6 +81,11 @@ class OrdinaryTasks:
                 broken,
                 len(answers),
             )
+
+
+def has_edit_requests(request: Instance) -> bool:
+    """Whether the document of a request brings edits of its own."""
+    return isinstance(request.doc, Mapping) and "edit_requests" in request.doc
 
 
 def refuse_in_groups(options: EditingOptions, names: Sequence[str]) -> None:

@@ -16,8 +16,6 @@ from lm_edit.sweeps.execution.schedule import Executor
 from lm_edit.sweeps.planning.choices import Resources
 from lm_edit.sweeps.planning.grid import Run
 
-EXECUTORS = ("local", "slurm", "ray")
-
 
 def make_executor(
     name: str,

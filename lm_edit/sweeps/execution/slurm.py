@@ -18,7 +18,6 @@ from lm_edit.sweeps.planning.choices import Resources
 
 JOBS = "slurm"  # folder of submitit's files
 DEFAULT_HOURS = 24.0
-CLUSTERS = ("slurm", "local")
 
 # In messages of submitit. A job is signaled shortly before its limit; Slurm names the state of one that it has killed.
 TRACE = re.compile(r"with trace:\n-+\n(.*)\n-+\nYou can check", flags=re.DOTALL)

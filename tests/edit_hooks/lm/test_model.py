@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
+from lm_eval.api.instance import Instance
 from lm_runs import BAKE, FAST, answers, assert_same_answers, build, case, flat, instance, run, seed_as_lm_eval_does
 from paths import RECORDS
 from state import assert_same_state_but_seeds
@@ -68,6 +69,13 @@ def test_stock_answers_are_the_unedited_answers(model_path):
     for answer, context in zip(ours, contexts, strict=True):
         (text,) = lm.generate_until([instance({}, context, dict(settings), "generate_until")])
         assert answer.final.raw.split(".")[0] == text
+
+
+def test_whole_texts_are_not_scored_for_documents_with_edits(model_path):
+    """The sum would be that of a model without the document's edits."""
+    whole = Instance("loglikelihood_rolling", case(), ("Port Elna is the capital of Dravonia",), 0, ("test", 0, 1))
+    with pytest.raises(EditingError, match=r"edit_requests .* loglikelihood_rolling"):
+        build(model_path).loglikelihood_rolling([whole])
 
 
 def test_adapters_and_patched_weights_agree(model_path):
