@@ -6,8 +6,10 @@ while its questions are asked, and unloaded. The server batches requests of diff
 
 from __future__ import annotations
 
+import contextlib
+import math
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +18,7 @@ from edit_hooks.answers import GeneratedText, ScoredContinuation, StateSimilarit
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.saving.export import export_peft
 from edit_hooks.deltas.saving.truncation import adapter_name, editor_of, rank_of_edit, vllm_words
+from edit_hooks.inference import scoring
 from edit_hooks.inference.generation.continuations import end_token_ids, generated_text, has_full_length, is_stopped
 from edit_hooks.inference.items import GenerateItem, ScoreItem, StateItem
 from edit_hooks.lm.asking.engine import Engine
@@ -23,9 +26,14 @@ from edit_hooks.lm.asking.server import Server
 from edit_hooks.lm.loading.hflm import LateLoadingHFLM
 from edit_hooks.lm.options.editing import EditingOptions
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.logs import get_logger
+
+log = get_logger("lm_eval.edited_hf")
 
 TOGETHER = 32  # adapters that are loaded at a time
 REQUESTS = 64  # at a time
+PLAIN_TEXT = "The weather was fine in the morning, so they walked to the market and bought bread, apples and cheese."
+SAME_MODEL = 0.1  # mean difference of log-probabilities that another precision explains
 
 JobT = TypeVar("JobT", ScoreItem, GenerateItem)
 AnswerT = TypeVar("AnswerT")
@@ -80,7 +88,7 @@ class ServedEngine(Engine):
     def _served(
         self, activity: str, jobs: Sequence[tuple[JobT, Delta | None]], ask: Callable[[JobT, str], AnswerT]
     ) -> list[AnswerT]:
-        self._base = self._base or self._server.model()
+        self._base = self._base or self._find_base()
         answers: dict[int, AnswerT] = {}
         with self._progress(activity, jobs) as bar, ThreadPoolExecutor(REQUESTS) as pool:
 
@@ -89,24 +97,55 @@ class ServedEngine(Engine):
                 return index, ask(jobs[index][0], model)
 
             for portion in _portions([delta for _, delta in jobs]):
-                with tempfile.TemporaryDirectory(prefix="lm-edit-adapters-") as folder:
-                    named = self._load(Path(folder), [delta for delta, _ in portion if delta is not None])
-                    try:
-                        wanted = [
-                            (index, self._base if delta is None else named[delta])
-                            for delta, indices in portion
-                            for index in indices
-                        ]
-                        for index, found in pool.map(answer, wanted):
-                            answers[index] = found
-                            bar.update()
-                    finally:
-                        for name in set(named.values()):
-                            self._server.unload(name)
+                named: dict[Delta, str] = {}
+                with tempfile.TemporaryDirectory(prefix="lm-edit-adapters-") as folder, self._unloaded(named):
+                    self._load(Path(folder), [delta for delta, _ in portion if delta is not None], named)
+                    wanted = [
+                        (index, self._base if delta is None else named[delta])
+                        for delta, indices in portion
+                        for index in indices
+                    ]
+                    for index, found in pool.map(answer, wanted):
+                        answers[index] = found
+                        bar.update()
         return [answers[index] for index in range(len(jobs))]
 
-    def _load(self, folder: Path, deltas: Sequence[Delta]) -> dict[Delta, str]:
-        """Export and load edits; the name of each. Equal ones share an adapter."""
+    def _find_base(self) -> str:
+        """Name of the server's model, after a comparison with the model of this process.
+
+        An adapter fits any model of the same shapes, so another checkpoint would answer without an error.
+        """
+        name, ids = self._server.model(), self._lm.tok_encode(PLAIN_TEXT)
+        item = ScoreItem(tuple(ids[:1]), tuple(ids[1:]))
+        (here,) = scoring.score(self._model, [(item, None)], self._limits(), lambda count: None)
+        there = self._server.score(name, item.context, item.continuation).logprobs
+        gaps = [abs(one - other) for one, other in zip(here.token_logprobs or (), there, strict=True)]
+        if not (gap := math.fsum(gaps) / len(gaps)) <= SAME_MODEL:
+            log.warning(
+                "the server's model %s differs from that of pretrained= by %.2g nats per token of a plain sentence. "
+                "Edits are made on one and answered by the other; if these are not the same weights in another "
+                "precision, serve the model that pretrained= names.",
+                *(name, gap),
+            )
+        return name
+
+    @contextlib.contextmanager
+    def _unloaded(self, named: Mapping[Delta, str]) -> Iterator[None]:
+        """Scope after which the server has forgotten the adapters that ``named`` has by then."""
+        try:
+            yield
+        except BaseException:
+            for name in set(named.values()):
+                with contextlib.suppress(
+                    EditingError
+                ):  # the error of the block matters, and one was perhaps not loaded
+                    self._server.unload(name)
+            raise
+        for name in set(named.values()):
+            self._server.unload(name)
+
+    def _load(self, folder: Path, deltas: Sequence[Delta], named: dict[Delta, str]) -> None:
+        """Export and load edits, and record the name of each before it is loaded. Equal ones share an adapter."""
         for delta in deltas:  # before the first one is loaded
             if delta.runtime_part is not None or not delta.is_low_rank or not delta.factors:
                 raise EditingError(
@@ -114,18 +153,15 @@ class ServedEngine(Engine):
                     "hold. Use r_rome, memit, lora or another editor of low rank; or export the edited model "
                     "(lm-edit export --format merged) and serve that."
                 )
-        named: dict[Delta, str] = {}
         for delta in deltas:
             name = adapter_name(editor_of(delta.meta), delta.checksum())
-            if name not in named.values():
+            is_new = name not in named.values()
+            named[delta] = name
+            if is_new:
                 try:
                     self._server.load(name, export_peft(delta, folder / name))
                 except EditingError as error:
-                    for loaded in set(named.values()):
-                        self._server.unload(loaded)
                     raise EditingError(f"{error} ({vllm_words(rank_of_edit(delta))}.)") from None
-            named[delta] = name
-        return named
 
 
 def _portions(deltas: Sequence[Delta | None]) -> Iterator[list[tuple[Delta | None, list[int]]]]:

@@ -11,6 +11,7 @@ from random_deltas import dense_delta, random_delta
 
 from edit_hooks import EditingError
 from edit_hooks.contract.tiny_models import save_tiny
+from edit_hooks.inference.items import ScoreItem
 from edit_hooks.lm.asking import served
 from edit_hooks.lm.asking.server import Server
 from edit_hooks.lm.options.editing import EditingOptions
@@ -74,8 +75,39 @@ def test_nothing_is_loaded_if_a_later_edit_is_dense(model_path, served_model, tm
     lm = build(model_path, server=url)
     engine = served.ServedEngine(lm, lm.options, url)
     with pytest.raises(EditingError, match="export --format merged"):
-        engine._load(tmp_path, [random_delta(lm.model), dense_delta(lm.model)])
+        engine._load(tmp_path, [random_delta(lm.model), dense_delta(lm.model)], {})
     assert not server.loaded and not server.adapters
+
+
+@pytest.mark.parametrize("loaded_before", [0, 1, 2])
+def test_ctrl_c_leaves_no_adapter_behind(loaded_before, model_path, served_model, monkeypatch):
+    """Also one between two adapters, and one that comes while the server loads."""
+    server, url = served_model
+    lm = build(model_path, server=url)
+    engine, load = served.ServedEngine(lm, lm.options, url), Server.load
+
+    def interrupted(self, name, folder):
+        if len(server.adapters) == loaded_before:
+            raise KeyboardInterrupt
+        load(self, name, folder)
+        if len(server.adapters) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Server, "load", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.score([(ScoreItem((5,), (9,)), random_delta(lm.model, seed=seed)) for seed in range(3)])
+    assert not server.adapters
+
+
+def test_another_model_on_the_server_is_named(model_path, served_model, tmp_path, caplog):
+    """Its adapters fit, so nothing else would tell."""
+    _, url = served_model
+    item = ScoreItem((5,), (9,))
+    for seed in (0, 1):
+        model = str(save_tiny(tmp_path / str(seed), "llama", seed=seed))
+        lm = build(model, server=url, mode="none")
+        served.ServedEngine(lm, lm.options, url).score([(item, None)])
+        assert ("differs from that of pretrained=" in caplog.text) is bool(seed)
 
 
 @pytest.mark.parametrize(
