@@ -73,6 +73,34 @@ def test_results_on_a_full_disk_end_the_run_and_leave_no_part(
     assert len(files(tmp_path)) == 1
 
 
+def test_files_that_cannot_be_pushed_to_the_hub_stay(
+    tracker: EvaluationTracker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def create_repo(**_: Any) -> None:
+        raise ConnectionError("the hub is down")
+
+    tracker.api = hub = SimpleNamespace(create_repo=create_repo)
+    tracker.push_results_to_hub = tracker.push_samples_to_hub = tracker.public_repo = True
+    tracker.results_repo = tracker.details_repo = "somebody/results"
+    tracker.save_results_aggregated({"results": {}}, {"task": [SAMPLE]})
+    tracker.save_results_samples("task", [dict(SAMPLE)])
+    assert len(files(tmp_path)) == 2 and tracker.api is hub
+    assert caplog.text.count("but could not be pushed to the hub: ConnectionError('the hub is down').") == 2
+
+
+def test_what_another_run_saves_meanwhile_stays(tracker: EvaluationTracker, tmp_path: Path) -> None:
+    other = tmp_path / "run/results_tomorrow.json"
+
+    class Meanwhile(FullDisk):
+        def __str__(self) -> str:
+            other.write_text("{}")
+            return super().__str__()
+
+    with pytest.raises(EditingError, match="the samples cannot be saved"):
+        tracker.save_results_samples("task", [{**SAMPLE, "doc": Meanwhile()}])
+    assert files(tmp_path) == [other.name]
+
+
 @pytest.mark.parametrize(("model", "code"), [("edited_hf", 130), ("hf", None)])
 def test_ctrl_c_ends_a_run_of_ours_with_one_line(
     model: str, code: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
