@@ -124,7 +124,8 @@ class Optimization:
         names = ("initial_nll", "final_nll", "final_loss", "steps", "update_norm_ratio")
         numbers = {name: diagnostics.get(name) for name in names}
         constraint = diagnostics.get("constraint")
-        together = diagnostics.get("num_requests") or len(diagnostics.get("parts") or ()) or 1
+        parts, written = diagnostics.get("parts"), diagnostics.get("num_requests")
+        together = (written if isinstance(written, int) else 0) or (len(parts) if isinstance(parts, list) else 0) or 1
         return cls(
             **{name: value for name, value in numbers.items() if isinstance(value, (int, float))},
             constraint=constraint if isinstance(constraint, str) else None,
@@ -177,7 +178,7 @@ class EditReport:
             **_present({"editor": self.editor, "key": self.key, "error": self.error}),
             **({"edited_texts": list(self.texts)} if self.texts else {}),
             **(self.step.to_json() if self.step else {}),
-            **self.diagnostics,
+            **{name: value for name, value in self.diagnostics.items() if name not in REPORT_NAMES},
             **({"warnings": list(self.warnings)} if self.warnings else {}),
             **self.cost.to_json(),
             **self.effects.to_json(),
@@ -190,8 +191,7 @@ class EditReport:
         Raises:
             TypeError, ValueError: for facts of another type.
         """
-        texts = ("editor", "key", "error", "edited_texts", "warnings")
-        rest = {name: numbers_again(value) for name, value in record.items() if name not in texts}
+        rest = {name: numbers_again(value) for name, value in record.items() if name not in TEXTS}
 
         def taken(kind: type[Any]) -> dict[str, Any]:
             return {name: rest.pop(name) for name in kind.__dataclass_fields__ if name in rest}
@@ -209,6 +209,13 @@ class EditReport:
             warnings=tuple(record.get("warnings", ())),
             diagnostics=rest,
         )
+
+
+TEXTS = ("editor", "key", "error", "edited_texts", "warnings")
+# In the JSON of a report these are no diagnostics; an editor that reported an ``error`` would seem to have failed.
+REPORT_NAMES = frozenset(
+    (*TEXTS, *(name for kind in (StreamStep, Effects, Cost) for name in kind.__dataclass_fields__))
+)
 
 
 def _present(facts: Mapping[str, Any]) -> dict[str, Any]:

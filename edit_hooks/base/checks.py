@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from edit_hooks.base.footprint import StreamGrowth
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.edit_report import REPORT_NAMES
 from edit_hooks.modeling.adapter_layers import require_additive, require_trainable
 from edit_hooks.modeling.architectures import text_config
 from edit_hooks.modeling.linear_maps import is_quantized
@@ -140,6 +141,11 @@ def require_deltas(
                 f"editor {editor!r}: a delta has a stream_state, and 'stream_growth' of the class, which may be that "
                 "of its base, states that no later edit reads it: a stream would lose it. State what a stream carries "
                 "(edit_hooks.StreamGrowth), or None."
+            )
+        if taken := sorted(REPORT_NAMES.intersection(delta.diagnostics)):
+            raise EditingError(
+                f"editor {editor!r}: results have a meaning of their own for {taken[0]!r}, so it cannot be an entry of "
+                f"a delta's diagnostics; name it otherwise, as in {editor}_{taken[0]}."
             )
         for key, value in delta.diagnostics.items():
             _require_json(key, value, editor)

@@ -49,9 +49,7 @@ def _add_anomalies(evaluator: ModuleType) -> None:
         if results and given.get("samples") and "config" in results:  # lm-eval does not record them
             results["config"]["samples"] = given["samples"]
         if results and "edited_hf" in results.get("config", {}):
-            from lm_eval_tasks.report.printing.anomalies import add_anomalies
-
-            add_anomalies(results)
+            look_for_anomalies(results)
             name_run_folder(tracker, results)
             _warnings_of[:] = [(results.get("date"), warnings)]
         return results
@@ -71,6 +69,16 @@ def check_output(tracker: Any) -> None:
 
         is_file = os.path.splitext(place)[1] == ".json"  # lm-eval adds the date to its name
         check_writable_folder(os.path.dirname(place) or "." if is_file else place)
+
+
+def look_for_anomalies(results: Any) -> None:
+    """Add the anomalies of a run to its results; hours of answers are not lost for them."""
+    try:
+        from lm_eval_tasks.report.printing.anomalies import add_anomalies
+
+        add_anomalies(results)
+    except Exception as error:
+        report("could not look for anomalies in the results", error)
 
 
 def name_run_folder(tracker: Any, results: Any) -> None:

@@ -106,6 +106,14 @@ def test_facts_that_json_lacks_come_back_as_numbers() -> None:
     assert found.diagnostics == diagnostics and found.effects.wrecked is True
 
 
+def test_diagnostics_with_names_of_the_report_are_none_of_its_facts() -> None:
+    """A saved edit of another hand may have any; an ``error`` among them made it a failed edit."""
+    report = EditReport(diagnostics={"error": 0.1, "step": 3, "num_edits": 1, "num_requests": "two", "parts": 2})
+    read = EditReport.from_json(report.to_json())
+    assert (read.error, read.step) == (None, None)
+    assert report.optimization.num_edits == read.optimization.num_edits == 1
+
+
 def test_numbers_that_json_lacks_are_texts_and_come_back() -> None:
     answer = EditedAnswer(final=ScoredContinuation(logprob=math.nan, is_greedy=False))
     assert json.loads(str(answer))["answer"]["logprob"] == "nan"

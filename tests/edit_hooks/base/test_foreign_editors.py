@@ -180,6 +180,17 @@ def test_diagnostics_that_no_file_holds_are_named_before_the_edit_is_used() -> N
         Tensors().edit(build_model("gpt2"), build_tokenizer("byte_bpe"), [REQUEST], measure=False)
 
 
+def test_diagnostics_with_the_names_of_a_report_are_refused() -> None:
+    """An ``error`` of 0.1 in the solve would be read as a failed edit, and the run would report none."""
+
+    class Named(Foreign):
+        def compute(self, job: EditJob[EditorConfig]) -> list[Delta]:
+            return [Delta(diagnostics={"error": 0.1}) for _ in job.groups]
+
+    with pytest.raises(EditingError, match=r"meaning of their own for 'error'.* as in \w+_error"):
+        Named().edit(build_model("gpt2"), build_tokenizer("byte_bpe"), [REQUEST], measure=False)
+
+
 @pytest.mark.parametrize("writes", [("hooks",), ("context",)])
 def test_a_change_that_the_class_does_not_declare_is_refused(writes: tuple[str, ...]) -> None:
     """Tables compare editors of the prompt apart, and measure no damage of theirs."""

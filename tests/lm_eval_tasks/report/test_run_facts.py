@@ -20,7 +20,7 @@ from edit_hooks import EditingError
 from lm_eval_tasks.report.portable import portable
 from lm_eval_tasks.report.run_facts import run_facts
 from lm_eval_tasks.report.run_options import check_task_settings
-from lm_eval_tasks.startup.evaluation import name_run_folder
+from lm_eval_tasks.startup.evaluation import look_for_anomalies, name_run_folder
 
 lm_eval_editing_autoload.install()
 
@@ -200,6 +200,11 @@ def test_a_failure_to_name_does_not_cost_the_results(monkeypatch: pytest.MonkeyP
     name_run_folder(tracker, {"config": {"edited_hf": {}}})
     assert "could not name the folder" in capsys.readouterr().err
     assert tracker.general_config_tracker.model_name is None
+
+
+def test_a_failure_to_find_anomalies_does_not_cost_the_results(capsys: Any) -> None:
+    look_for_anomalies({"config": {"edited_hf": {"mode": "single"}}, "results": {"task": None}})
+    assert "could not look for anomalies" in capsys.readouterr().err
 
 
 def test_the_content_of_a_file_of_edits_is_recorded(tmp_path: Path, tiny_path: Any) -> None:
