@@ -93,6 +93,21 @@ def figures(_: str) -> Block:
     return Block(table(["figure", "follows", "shows"], rows))
 
 
+def citation(_: str) -> Block:
+    """The BibTeX entry of the software, of CITATION.cff."""
+    facts = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    authors = " and ".join(f"{{{author['name']}}}" for author in facts["authors"])
+    fields = {
+        "author": authors,
+        "title": facts["title"],
+        "version": facts["version"],
+        "year": facts["date-released"].year,
+        "note": facts["abstract"],
+    }
+    lines = [f"  {name:<7} = {{{value}}}," for name, value in fields.items()]
+    return Block("\n".join(["```bibtex", "@software{lm_eval_editing,", *lines, "}", "```"]))
+
+
 def api(package: str) -> Block:
     """Every name in ``__all__`` of a package, from its docstring."""
     names = sorted(importlib.import_module(package).__all__, key=str.lower)
@@ -124,5 +139,6 @@ REFERENCE_BLOCKS: dict[str, Callable[[str], Block]] = {
     "plans": plans,
     "families": families,
     "figures": figures,
+    "citation": citation,
     "api": api,
 }

@@ -50,6 +50,14 @@ def test_an_unknown_block_is_named() -> None:
         filled("text\n\n<!-- generated: nothing -->\n", "docs/a.md")
 
 
+def test_the_entry_to_cite_is_that_of_the_citation_file() -> None:
+    facts = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    (version,), (year,) = re.findall(r"^version: (.+)$", facts, re.MULTILINE), re.findall(r"released: (\d{4})", facts)
+    entry = BLOCKS["citation"]("").text
+    assert "@software{" in entry and f"= {{{version}}}," in entry and f"= {{{year}}}," in entry
+    assert entry.count("{") == entry.count("}")
+
+
 def test_every_option_of_a_run_has_one_entry() -> None:
     named = [name for terms in TERM.findall(BLOCKS["run-options"]("").text) for name in re.findall(r"`(\w+)`", terms)]
     assert named == [option.name for option in RUN_OPTIONS]
