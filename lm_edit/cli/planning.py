@@ -86,12 +86,12 @@ def _explain(plans: list[EditorPlan], device: Device, num_devices: int) -> None:
     """The columns, the device, and what the numbers leave out."""
     from edit_hooks.base.footprint import ROW_TOKENS, SUFFIX_TOKENS, TARGET_TOKENS
 
-    where = "main memory, with statistics and the edit" if device.is_main else "a device"
-    say(f"\ndevice: all that {where} holds at once, weights included; main: statistics and one edit, in main memory")
+    held = "main memory holds at once, statistics and the edit too" if device.is_main else "a device holds at once"
+    say(f"\nGiB; device: weights and all else that {held}; main: statistics and one edit, in main memory")
     if device.free_bytes is not None:
         say(f"fits: in {device.free_bytes / GIB:.1f} GiB" + (" each" if num_devices > 1 else ""))
     say(
-        f"of a request with {ROW_TOKENS} tokens, {SUFFIX_TOKENS} of them behind the subject, {TARGET_TOKENS} of the "
+        f"for a request with {ROW_TOKENS} tokens, {SUFFIX_TOKENS} of them behind the subject, {TARGET_TOKENS} of the "
         "target; all steps are counted, and an early stop makes an edit quicker"
     )
     if any(plan.footprint is not None and plan.seconds is None for plan in plans) and device.rates is not None:

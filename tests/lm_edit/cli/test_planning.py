@@ -57,7 +57,7 @@ def test_a_tiny_model_on_this_machine(tiny_path, capsys):
     """Statistics and the edit are in the same memory here, and its rate is measured."""
     assert main(["editors", "rome", "ft_m", "two_way", "--pretrained", str(tiny_path("llama"))]) == 0
     text = capsys.readouterr().out
-    assert "main memory, with statistics and the edit" in text and "depends on what the model answers" in text
+    assert "holds at once, statistics and the edit too" in text and "depends on what the model answers" in text
     assert [line.split()[-1] for line in text.splitlines() if line.startswith(("rome", "ft_m"))] == ["yes", "yes"]
 
 
