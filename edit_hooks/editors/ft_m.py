@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Generic, Literal, TypeVar
 
 import torch
@@ -47,6 +47,7 @@ from edit_hooks.gradient.labeled_rows import (
 )
 from edit_hooks.gradient.side_by_side import EditBatch, make_adam, split_edits
 from edit_hooks.gradient.stepping.fixed_steps import FixedSteps
+from edit_hooks.gradient.stepping.kept_training import KeptTraining
 from edit_hooks.gradient.weight_copies import BlockCopies, WeightCopies
 from edit_hooks.modeling.architectures import architecture_of, input_device
 from edit_hooks.modeling.device.run_ahead import LateRead, launch_early, runs_ahead
@@ -210,37 +211,57 @@ def train_rows(job: EditJob[FTConfigT], rows: Sequence[LabeledRow], rule: Traini
         copies = WeightCopies(job.model, _trained_modules(job), config.train_bias)
     chunks = _Chunks(job, rows, list(copies.modules))
     optimizer = rule.optimizer([copies])
-    losses: list[float] = []
-    num_steps = 0
+    kept = KeptTraining(job.model, optimizer, rows)
+    state = _TrainingState(**kept.resume())
+    chunks.skip_passes(len(state.losses))
     num_edits = len(job.requests) if job.joint else 1
     rounds = Rounds(num_edits, config.num_steps * chunks.per_pass, job.progress)
-    for _ in range(config.num_steps):
-        total = 0.0
-        for chunk in chunks.of_pass():
+    rounds.next(len(state.losses) * chunks.per_pass + state.chunk)
+    while len(state.losses) < config.num_steps:
+        for chunk in chunks.of_pass(state.chunk):
             with copies.used_by_model():
                 loss = rule.loss(chunk.nll(), chunk.rows)
             read = LateRead(loss)
             optimizer.zero_grad()
             set_gradients = launch_early(loss.device, loss.backward)
             value = float(read.wait())
-            total += value * len(chunk.rows.ids_RT)
+            state.total += value * len(chunk.rows.ids_RT)
             if value >= config.early_stop_loss:
                 set_gradients()
                 rule.step(optimizer, [copies])
-                num_steps += 1
+                state.num_steps += 1
             copies.project(config.norm_constraint)
+            state.chunk += 1
             rounds.next()
-        losses.append(total / len(rows))
-        if losses[-1] < config.early_stop_loss:
+            kept.after_step(lambda: vars(state))
+        state.losses.append(state.total / len(rows))
+        state.total, state.chunk = 0.0, 0
+        if state.losses[-1] < config.early_stop_loss:
             break
     rounds.end()
-    stopped_early = losses[-1] < config.early_stop_loss
-    diagnostics = loss_diagnostics(losses, num_steps, stopped_early=stopped_early)
+    stopped_early = state.losses[-1] < config.early_stop_loss
+    diagnostics = loss_diagnostics(state.losses, state.num_steps, stopped_early=stopped_early)
     delta = copies.delta(diagnostics) if isinstance(copies, BlockCopies) else copies.delta(0, diagnostics)
     rule.describe(delta)
     if job.joint:
         rule.carry(delta, copies, optimizer)
     return delta
+
+
+@dataclass
+class _TrainingState:
+    """How far the training of a joint edit is, besides its tensors.
+
+    Attributes:
+        losses: of the finished passes.
+        num_steps: chunks that were stepped.
+        total: the sum of the losses of this pass. chunk: the next one in it.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    num_steps: int = 0
+    total: float = 0.0
+    chunk: int = 0
 
 
 class _Chunks(Generic[FTConfigT]):
@@ -261,13 +282,18 @@ class _Chunks(Generic[FTConfigT]):
         elif job.config.engine == "fast" and self._states_fit():
             self.whole = CachedLabelForward(job.model, batch_rows(job.model, rows), names)
 
-    def of_pass(self) -> Iterator[LabelForward]:
-        """The chunks of the next pass."""
+    def skip_passes(self, count: int) -> None:
+        """Draw the orders of passes that an earlier run has finished."""
+        for _ in range(count if self._is_shuffled else 0):
+            self.draws.shuffle(self.order)
+
+    def of_pass(self, start: int) -> Iterator[LabelForward]:
+        """The chunks of the next pass, from one of them on."""
         if not self._is_shuffled:
-            yield from self.fixed
+            yield from self.fixed[start:]
             return
         self.draws.shuffle(self.order)
-        for group in self._groups():
+        for group in self._groups()[start:]:
             yield self._forward(group) if self.whole is None else self._part_of(self.whole, group)
 
     @property

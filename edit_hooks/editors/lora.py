@@ -44,6 +44,7 @@ from edit_hooks.gradient.labeled_rows import ROW_STEP, LabeledRow, batch_rows, m
 from edit_hooks.gradient.side_by_side import make_adam, split_edits
 from edit_hooks.gradient.stepping.dropout import Dropout, StepNoise
 from edit_hooks.gradient.stepping.fixed_steps import FixedSteps
+from edit_hooks.gradient.stepping.kept_training import KeptTraining
 from edit_hooks.modeling.architectures import (
     Role,
     architecture_of,
@@ -54,7 +55,7 @@ from edit_hooks.modeling.architectures import (
     unwrapped,
     weight_of,
 )
-from edit_hooks.modeling.device.run_ahead import runs_ahead
+from edit_hooks.modeling.device.run_ahead import LateValues, runs_ahead
 from edit_hooks.modeling.hooks import Registration, frozen, hooks
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.utils.errors import EditingError
@@ -219,25 +220,28 @@ class _Training:
         adapters = {name: adapter.map(_trainable) for name, adapter in self.start.items()}
         dropouts = self._dropouts([None])
         optimizer = self._adam(adapters.values())
-        passes: list[list[torch.Tensor]] = []  # read after the last one: a GPU does not wait for them
+        kept = KeptTraining(self.model, optimizer, rows, [one for dropout in dropouts for one in dropout.generators])
+        sums = LateValues(kept.resume().get("sums", ()))  # of all chunks, one pass after another
         rounds = Rounds(len(rows), config.num_steps + 1, self.job.progress)
+        rounds.next(len(sums) // len(chunks))
         with hooks(*self._registrations(adapters, dropouts)):
-            for step in range(config.num_steps + 1):
-                is_training = step < config.num_steps
-                passes.append([])
+            while len(sums) < (config.num_steps + 1) * len(chunks):
+                is_training = len(sums) < config.num_steps * len(chunks)
                 for dropout in dropouts:
                     dropout.is_active = is_training
-                for chunk in chunks:
-                    with torch.set_grad_enabled(is_training):
-                        nll_L = chunk.nll()
-                    passes[-1].append(nll_L.detach().sum())
-                    if is_training:
-                        optimizer.zero_grad()
-                        (nll_L.mean() + orthogonality(adapters.values(), config, nll_L.device)).backward()
-                        optimizer.step()
-                rounds.next()
+                with torch.set_grad_enabled(is_training):
+                    nll_L = chunks[len(sums) % len(chunks)].nll()
+                sums.append(nll_L.detach().sum())
+                if is_training:
+                    optimizer.zero_grad()
+                    (nll_L.mean() + orthogonality(adapters.values(), config, nll_L.device)).backward()
+                    optimizer.step()
+                    kept.after_step(lambda: {"sums": sums.read()})
+                if len(sums) % len(chunks) == 0:
+                    rounds.next()
+        values = sums.read()
         count = sum(len(chunk.rows.token_L) for chunk in chunks)
-        losses = [sum(of_chunks) / count for of_chunks in torch.stack(list(map(torch.stack, passes))).tolist()]
+        losses = [sum(values[start : start + len(chunks)]) / count for start in range(0, len(values), len(chunks))]
         return self._delta(adapters, losses)
 
     def train_side_by_side(self, rows: Sequence[LabeledRow]) -> list[Delta]:

@@ -21,9 +21,9 @@ MARKER = ".lm-edit-store"
 MARKER_TEXT = json.dumps({"format": "lm-eval-editing/store/1", "contents": "finished edits and answers"}) + "\n"
 
 ANSWERS, ANSWERS_TABLE = "answers.sqlite", "answers"
-DELTAS, JSON, LOCKS = "deltas", "json", "locks"
+DELTAS, TRAININGS, JSON, LOCKS = "deltas", "trainings", "json", "locks"
 
-_DELTA = re.compile(r"deltas/([0-9a-f]{2})/\1[0-9a-f]{62}\.safetensors")
+_DELTA = re.compile(rf"(?P<kind>{DELTAS}|{TRAININGS})/([0-9a-f]{{2}})/\2[0-9a-f]{{62}}\.safetensors")
 _JSON = re.compile(r"json/(?P<kind>[a-z_]+)/[0-9a-f]{64}\.json")
 _DAMAGED_ANSWERS = re.compile(r"answers\.sqlite\.damaged-\d+")
 
@@ -32,7 +32,7 @@ class StoredFile(NamedTuple):
     """A file of the store.
 
     Attributes:
-        kind: ``deltas``, ``answers`` or the kind of a JSON result.
+        kind: ``deltas``, ``trainings``, ``answers`` or the kind of a JSON result.
         num_bytes: its size.
         used_at: time of the last use, in seconds since the epoch.
     """
@@ -72,9 +72,7 @@ def stored_files(root: Path) -> list[StoredFile]:
 def _kind_of(root: Path, path: Path) -> str | None:
     """Kind of a stored file; ``None`` for all other files."""
     name = path.relative_to(root).as_posix()
-    if _DELTA.fullmatch(name):
-        return DELTAS
-    if match := _JSON.fullmatch(name):
+    if match := _DELTA.fullmatch(name) or _JSON.fullmatch(name):
         return match["kind"]
     if name == ANSWERS:
         tables = tables_in(path)  # the one name that others may use, too; a damaged file has none

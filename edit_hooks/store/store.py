@@ -1,11 +1,11 @@
 """Content-addressed store on disk for finished edits and other results.
 
-Layout: ``<root>/deltas/<2 hex>/<key>.safetensors``, ``<root>/json/<kind>/<key>.json``, ``<root>/answers.sqlite`` and a
-marker file. A key is the SHA-256 of the complete description of a result. The description is stored with the content
-and compared on reading. Files are written atomically, so several processes may share a store, and one of them may prune
-it: what is gone is computed again. Only a stream of updates too large for memory reads finished steps again and ends
-with an error if they are gone. A damaged file is logged, removed and computed again; a file that cannot be written is
-logged, and the run goes on.
+Layout: ``<root>/deltas/<2 hex>/<key>.safetensors``, ``<root>/trainings`` alike for states of unfinished trainings,
+``<root>/json/<kind>/<key>.json``, ``<root>/answers.sqlite`` and a marker file. A key is the SHA-256 of the complete
+description of a result. The description is stored with the content and compared on reading. Files are written
+atomically, so several processes may share a store, and one of them may prune it: what is gone is computed again. Only a
+stream of updates too large for memory reads finished steps again and ends with an error if they are gone. A damaged
+file is logged, removed and computed again; a file that cannot be written is logged, and the run goes on.
 See ``docs/explain/design/store-keys.md``.
 """
 
@@ -21,7 +21,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.store.layout import ANSWERS, DELTAS, JSON, LOCKS, MARKER, StoredFile, is_marked, mark, stored_files
+from edit_hooks.store.layout import (
+    ANSWERS,
+    DELTAS,
+    JSON,
+    LOCKS,
+    MARKER,
+    TRAININGS,
+    StoredFile,
+    is_marked,
+    mark,
+    stored_files,
+)
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.storage.files import (
@@ -121,6 +132,10 @@ class Store:
             return None
         return usage.free - min(RESERVED_BYTES, usage.total // RESERVED_SHARE)
 
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether a file of this size may be written; the last space of the disk stays free."""
+        return num_bytes < LARGE_BYTES or (free := self._free_bytes()) is None or num_bytes <= free
+
     def save_delta(self, description: Description, delta: Delta) -> None:
         """Store a finished edit; the description is added to its metadata.
 
@@ -128,7 +143,7 @@ class Store:
         """
         path = self._delta_path(description.key)
         delta.meta["description"] = description.to_dict()
-        if delta.num_bytes >= LARGE_BYTES and (free := self._free_bytes()) is not None and delta.num_bytes > free:
+        if not self.has_room(delta.num_bytes):
             if not self._is_full:
                 self._is_full = True
                 log.warning(
@@ -138,6 +153,26 @@ class Store:
                 )
             return
         self._write(path, lambda: delta.save(path, absolute_paths=False))
+
+    def load_training(self, description: Description) -> Delta | None:
+        """Return the state of the unfinished training under this description, or ``None``."""
+        path = self._delta_path(description.key, TRAININGS)
+        return self._read(path, lambda: _checked_delta(path, description.key), "the training begins again")
+
+    def save_training(self, description: Description, state: Delta) -> None:
+        """Store the state of a training in place of its last one.
+
+        Raises:
+            EditingError: for numbers that are not finite.
+        """
+        path = self._delta_path(description.key, TRAININGS)
+        state.meta["description"] = description.to_dict()
+        self._write(path, lambda: state.save(path, absolute_paths=False))
+
+    def remove_training(self, description: Description) -> None:
+        """Remove the state of a training that is finished."""
+        with contextlib.suppress(OSError):  # a store that is only read, or another process that has removed it
+            self._delta_path(description.key, TRAININGS).unlink()
 
     def load_json(self, kind: str, description: Description) -> Any | None:
         """Return the result stored under this description, or ``None``."""
@@ -213,8 +248,8 @@ class Store:
         with locked(self.root / LOCKS / f"{name}.lock", root=self.root):
             yield
 
-    def _delta_path(self, key: str) -> Path:
-        return self.root / DELTAS / key[:2] / f"{key}.safetensors"
+    def _delta_path(self, key: str, folder: str = DELTAS) -> Path:
+        return self.root / folder / key[:2] / f"{key}.safetensors"
 
     def _json_path(self, kind: str, key: str) -> Path:
         return self.root / JSON / kind / f"{key}.json"
@@ -223,13 +258,15 @@ class Store:
         mark(self.root)
         write_to_cache(path, write, self.root)
 
-    def _read(self, path: Path, read: Callable[[], Content]) -> Content | None:
+    def _read(
+        self, path: Path, read: Callable[[], Content], consequence: str = "it is computed again"
+    ) -> Content | None:
         try:
             content = read()
         except EditingError as error:
             if not os.path.lexists(path):  # never stored, or pruned by another process
                 return None
-            log.warning("%s; it is computed again.", error)
+            log.warning("%s; %s.", str(error).removesuffix("."), consequence)
             if os.access(path, os.R_OK):
                 with contextlib.suppress(OSError):  # a read-only store
                     set_aside(path) if path.is_dir() else path.unlink()

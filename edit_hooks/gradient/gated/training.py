@@ -17,6 +17,7 @@ Shapes: L labels, Z drawn locality prompts, U tokens of the reduced vocabulary, 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections import defaultdict
@@ -34,6 +35,7 @@ from edit_hooks.gradient.diagnostics import loss_diagnostics
 from edit_hooks.gradient.gated.row_pool import POOLS, RowPool
 from edit_hooks.gradient.labeled_rows import LabeledRow
 from edit_hooks.gradient.side_by_side import make_adam, split_edits
+from edit_hooks.gradient.stepping.kept_training import KeptTraining
 from edit_hooks.gradient.weight_copies import WeightCopies
 from edit_hooks.modeling.device.run_ahead import upload
 from edit_hooks.modeling.forward.lm_head import WHOLE_VOCAB
@@ -200,19 +202,41 @@ class GatedTraining:
     def _train_joint(self) -> Delta:
         size = self.config.batch_size
         chunks = [self.facts[start : start + size] for start in range(0, len(self.facts), size)]
+        kept = KeptTraining(self.job.model, self.optimizer, [fact.rows for fact in self.facts])
+        done = self._resume(kept.resume())
         rounds = Rounds(len(self.facts), self.config.num_steps, self.job.progress)
-        for _ in range(self.config.num_steps):
-            for chunk in chunks:
-                losses = self._losses(chunk)
-                if not all(fact.is_learned(self.config) for fact in chunk):
-                    self.optimizer.zero_grad()
-                    torch.stack(losses).mean().backward()
-                    self._step()
-            if all(fact.is_learned(self.config) for fact in self.facts):
+        rounds.next(done // len(chunks))
+        while done < self.config.num_steps * len(chunks):
+            position = done % len(chunks)
+            if position == 0 and done and all(fact.is_learned(self.config) for fact in self.facts):
                 break
-            rounds.next()
+            losses = self._losses(chunks[position])
+            if not all(fact.is_learned(self.config) for fact in chunks[position]):
+                self.optimizer.zero_grad()
+                torch.stack(losses).mean().backward()
+                self._step()
+            done += 1
+            if done % len(chunks) == 0:
+                rounds.next()
+            kept.after_step(functools.partial(self._record, done))
         rounds.end()
         return self._delta(0, self.facts, self.num_steps)
+
+    def _record(self, done: int) -> dict[str, Any]:
+        """How far the training of a joint edit is, besides its tensors, after so many chunks."""
+        history = [[fact.losses, fact.divergences] for fact in self.facts]
+        return {"done": done, "num_steps": self.num_steps, "history": history}
+
+    def _resume(self, record: Mapping[str, Any]) -> int:
+        """Go on from a record, unless it is empty; the number of chunks done."""
+        if not record:
+            return 0
+        self.num_steps = record["num_steps"]
+        for fact, (losses, divergences) in zip(self.facts, record["history"], strict=True):
+            fact.losses, fact.divergences = losses, divergences
+            for _ in itertools.islice(fact.draws, len(divergences) * self.config.locality_prompts):
+                pass  # drawn by the evaluations with a divergence
+        return int(record["done"])
 
     def _train_side_by_side(self) -> list[Delta]:
         running, deltas = self.facts, dict[int, Delta]()

@@ -19,6 +19,7 @@ class Dropout:
         lengths: tokens of each edit's row; ``None`` for an edit that has the whole batch.
 
     Attributes:
+        generators: one per edit.
         drawn: for every edit the uniform numbers [length, f] of the step, where a :class:`StepNoise` draws them.
     """
 
@@ -27,7 +28,7 @@ class Dropout:
     ) -> None:
         self.share, self.is_active, self.lengths = share, True, lengths
         self.drawn: list[torch.Tensor] | None = None
-        self._generators = [torch.Generator(device).manual_seed(seed * 1_000_003 + 2 * number + 1) for _ in lengths]
+        self.generators = [torch.Generator(device).manual_seed(seed * 1_000_003 + 2 * number + 1) for _ in lengths]
 
     def __call__(self, x_RTF: torch.Tensor) -> torch.Tensor:
         if not self.is_active or self.share == 0:
@@ -36,7 +37,7 @@ class Dropout:
         for number, (rows, length) in enumerate(zip(kept.chunk(len(self.lengths)), self.lengths, strict=True)):
             part = rows if length is None else rows[:, :length]
             if self.drawn is None:
-                generator = self._generators[number]
+                generator = self.generators[number]
                 uniform = torch.rand(part.shape, generator=generator, device=x_RTF.device, dtype=torch.float32)
             else:
                 uniform = self.drawn[number][None]

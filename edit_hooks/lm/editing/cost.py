@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 
 from edit_hooks.edit_report import Cost
-from edit_hooks.lm.editing.stored_values import StoredValues
-from edit_hooks.locate.values.kept_values import values_kept_in
 
 GIB = 2**30
 
@@ -34,28 +34,61 @@ class EditCost:
         return replace(self.memory, seconds=round(self.seconds / num_edits, 4))
 
 
+@dataclass(kw_only=True)
+class KeptParts(abc.ABC):
+    """Parts of a computation that a store keeps, and what those that are found took when they were computed.
+
+    An edit costs the same whether its parts are found or not, so a table of times does not depend on the order of its
+    rows, nor on interrupts.
+
+    Attributes:
+        memory: reads the peak of the GPU memory so far.
+        seconds, peak_memory_gib: of the found parts.
+    """
+
+    memory: Callable[[], Cost] = Cost
+    seconds: float = 0.0
+    peak_memory_gib: float = 0.0
+
+    @abc.abstractmethod
+    def scope(self) -> AbstractContextManager[None]:
+        """Scope in which editors keep parts, and find them."""
+
+    def found(self, cost: Cost) -> None:
+        """Count a part that is found."""
+        self.seconds += cost.seconds or 0.0
+        self.peak_memory_gib = max(self.peak_memory_gib, cost.peak_memory_gib or 0.0)
+
+    def added_to(self, cost: Cost) -> Cost:
+        """A cost with the memory of the found parts."""
+        peak = cost.peak_memory_gib
+        return cost if peak is None else replace(cost, peak_memory_gib=max(peak, self.peak_memory_gib))
+
+
 @contextlib.contextmanager
-def measured(model: nn.Module, values: StoredValues | None = None) -> Iterator[EditCost]:
+def measured(model: nn.Module, *kept: KeptParts | None) -> Iterator[EditCost]:
     """Scope that computes edits of a model.
 
     Args:
-        values: keeps what editors solve inside the scope. What it has is not solved again, and costs what it did when
-            it was.
+        kept: keep parts of the computation inside the scope. What they have is not computed again, and costs what it
+            did when it was.
     """
-    cost, counter = EditCost(), memory_counter(model)
+    cost, counter, parts = EditCost(), memory_counter(model), [one for one in kept if one is not None]
     if counter is not None:
         counter.start()
-        if values is not None:
-            values.memory = counter.read
+        for one in parts:
+            one.memory = counter.read
     began = time.perf_counter()
-    with values_kept_in(values):
+    with contextlib.ExitStack() as scopes:
+        for one in parts:
+            scopes.enter_context(one.scope())
         yield cost
     cost.seconds = time.perf_counter() - began
     if counter is not None:
         cost.memory = counter.read()
-    if values is not None:
-        cost.seconds += values.seconds
-        cost.memory = values.added_to(cost.memory)
+    for one in parts:
+        cost.seconds += one.seconds
+        cost.memory = one.added_to(cost.memory)
 
 
 def memory_counter(model: nn.Module) -> GPUMemory | None:

@@ -22,6 +22,7 @@ from edit_hooks.lm.editing.joint import modules_behind, write_together
 from edit_hooks.lm.editing.memory_limit import LargeEdits
 from edit_hooks.lm.editing.resolve import resolve_with_store
 from edit_hooks.lm.editing.stored_bar import StoredBar
+from edit_hooks.lm.editing.stored_trainings import trainings_of
 from edit_hooks.lm.editing.stored_values import StoredValues
 from edit_hooks.lm.editing.unusable import edit_usable, named_reasons, warn_of_unusable
 from edit_hooks.modeling.architectures import unwrapped
@@ -272,15 +273,16 @@ class IndependentEdits:
         A case with several edits is not: a part of them is another edit.
         """
         made = any(isinstance(edit, Delta) for edit in self._edits.values())
-        with measured(self.model, StoredValues.of(self.store, self.identity)) as cost:
-            delta, unusable = edit_usable(self._write_together, group, edits_made=made)
-        if unusable and (not self.partial_groups or len(unusable) == len(group)):
-            self._edits[group_key(group)] = FailedEdit(next(iter(unusable.values())))
-            return
-        if unusable:
-            delta.unusable = dict(unusable)
-            warn_of_unusable("edits of a group", unusable, len(group))
-        self._save([(delta, group)], cost)
+        with trainings_of(self.store, self._description(group)) as trainings:
+            with measured(self.model, StoredValues.of(self.store, self.identity), trainings) as cost:
+                delta, unusable = edit_usable(self._write_together, group, edits_made=made)
+            if unusable and (not self.partial_groups or len(unusable) == len(group)):
+                self._edits[group_key(group)] = FailedEdit(next(iter(unusable.values())))
+                return
+            if unusable:
+                delta.unusable = dict(unusable)
+                warn_of_unusable("edits of a group", unusable, len(group))
+            self._save([(delta, group)], cost)
 
     def _write_together(self, group: Sequence[EditRequest]) -> Delta:
         return write_together(self.editor, self.model, self.tokenizer, group)

@@ -29,6 +29,7 @@ from edit_hooks.lm.editing.joint import modules_behind, write_together
 from edit_hooks.lm.editing.memory_limit import LargeEdits
 from edit_hooks.lm.editing.resolve import resolve_with_store
 from edit_hooks.lm.editing.stored_bar import StoredBar
+from edit_hooks.lm.editing.stored_trainings import StoredTrainings, trainings_of
 from edit_hooks.lm.editing.stored_values import StoredValues
 from edit_hooks.lm.editing.stream_state import GrowthWatch, StreamState, rebuilt
 from edit_hooks.lm.editing.unusable import edit_usable, warn_of_unusable
@@ -253,11 +254,12 @@ class EditStream:
             applied.add(delta)
             self._verify(step, applied.state(), delta.meta["state_after"])
             return delta
-        delta = self._make(group, applied, progress)
-        delta.meta |= {"description": description.to_dict(), "state_after": applied.state()}
-        if self.store:
-            self.store.save_delta(description, delta)
-            self._growth.check_store(step + 1, delta.num_bytes)
+        with trainings_of(self.store, description) as trainings:
+            delta = self._make(group, applied, progress, trainings)
+            delta.meta |= {"description": description.to_dict(), "state_after": applied.state()}
+            if self.store:
+                self.store.save_delta(description, delta)
+                self._growth.check_store(step + 1, delta.num_bytes)
         return delta
 
     def _one_at_a_time(self) -> contextlib.AbstractContextManager[None]:
@@ -266,13 +268,19 @@ class EditStream:
             return contextlib.nullcontext()
         return self.store.lock(key_of([self.identity.key, self.editor.name, self.config, self.plan.request_keys])[:16])
 
-    def _make(self, group: RequestGroup, applied: AppliedDeltas, progress: Progress | None) -> Delta:
+    def _make(
+        self,
+        group: RequestGroup,
+        applied: AppliedDeltas,
+        progress: Progress | None,
+        trainings: StoredTrainings | None,
+    ) -> Delta:
         carried = self._carried
 
         def write(requests: Sequence[EditRequest]) -> Delta:
             return write_together(self.editor, self.model, self.tokenizer, requests, carried.history, progress)
 
-        with measured(self.model, StoredValues.of(self.store, self.identity)) as cost:
+        with measured(self.model, StoredValues.of(self.store, self.identity), trainings) as cost:
             delta, unusable = edit_usable(write, group, edits_made=carried.edits_made)
         try:
             delta.check_finite()

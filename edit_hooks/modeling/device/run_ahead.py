@@ -8,7 +8,7 @@ there and read copies one step late.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import TypeVar
 
@@ -92,3 +92,23 @@ class LateScalars:
 
     def read(self) -> dict[str, float]:
         return dict(zip(self.names, self.values.wait().tolist(), strict=True))
+
+
+class LateValues:
+    """Scalars of one device that are appended one by one and read together."""
+
+    def __init__(self, values: Iterable[float] = ()) -> None:
+        self._values, self._unread = list(values), list[torch.Tensor]()
+
+    def __len__(self) -> int:
+        return len(self._values) + len(self._unread)
+
+    def append(self, scalar: torch.Tensor) -> None:
+        self._unread.append(scalar)
+
+    def read(self) -> list[float]:
+        """All values; the host waits for the last one."""
+        if self._unread:
+            self._values += torch.stack(self._unread).tolist()
+            self._unread.clear()
+        return self._values
