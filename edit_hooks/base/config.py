@@ -141,13 +141,20 @@ class EditorConfig:
         """Create a configuration from a mapping (YAML, ``editor_args``).
 
         Raises:
-            EditingError: for unknown keys, with near misses, and for values of another type.
+            EditingError: for unknown keys, with near misses, for values of another type, and for a setting that is
+                missing and has no default.
         """
         known = {item.name for item in dataclasses.fields(cls)}
         if unknown := set(mapping) - known:
             if is_released(mapping):
                 raise EditingError(explain(mapping, known))
             raise unknown_keys_error("editor setting", unknown, known)
+        needed = [item.name for item in dataclasses.fields(cls) if _is_required(item)]
+        if missing := [name for name in needed if name not in mapping]:
+            raise EditingError(
+                f"the editor setting {missing[0]!r} has no default and is not given; give it, as in "
+                f"editor_args={missing[0]}:<value> (lm-edit: --editor-args)."
+            )
         return cls(**mapping)
 
     @classmethod
@@ -251,3 +258,7 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, torch.Tensor):  # a matrix in the place of a file
         return {"shape": list(value.shape), "dtype": str(value.dtype), "sha256": tensor_digest(value)}
     return value
+
+
+def _is_required(item: dataclasses.Field[Any]) -> bool:
+    return item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING

@@ -184,7 +184,23 @@ def load_editor(name: str, config: Mapping[str, Any] | str | Path | None = None)
     """
     if isinstance(config, (str, Path)):
         config = read_yaml(config)
-    return editor_class(name)(config)
+    chosen = editor_class(name)
+    try:
+        inspect.signature(chosen).bind(config)
+    except TypeError:
+        raise _init_error(name, chosen) from None
+    editor = chosen(config)
+    if not hasattr(editor, "overrides"):
+        raise _init_error(name, chosen)
+    return editor
+
+
+def _init_error(name: str, editor: type[Editor[Any]]) -> EditingError:
+    return EditingError(
+        f"editor {name!r}: {editor.__qualname__}.__init__ does not take the settings, or does not pass them on. "
+        "Settings are fields of its config_class, which compute reads from job.config: drop __init__, or write "
+        "def __init__(self, overrides=None) and call super().__init__(overrides) in it."
+    )
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from accelerate import cpu_offload
 
 from edit_hooks import Delta, EditingError, EditJob, Editor, EditorConfig, EditRequest, architecture_of, config_field
 from edit_hooks.base.footprint import NOTHING_CARRIED, StreamGrowth
-from edit_hooks.base.registry import editor_class
+from edit_hooks.base.registry import editor_class, load_editor
 from edit_hooks.contract.tiny_models import EDIT_LAYER, build_model, build_tokenizer
 from edit_hooks.modeling.fingerprint import guard, tensor_hash
 from edit_hooks.utils.errors import ModelChangedError
@@ -269,6 +269,38 @@ DECLARATIONS = {
     "HasNoCompute": "does not define compute",
     "HasNoConfig": "a subclass of edit_hooks.EditorConfig is needed",
 }
+
+
+class TakesOtherArguments(Foreign):
+    def __init__(self, lr: float) -> None:
+        self.lr = lr
+
+
+class TakesNoArgument(Foreign):
+    def __init__(self) -> None:
+        super().__init__()
+
+
+@dataclass(kw_only=True)
+class NeedsAPath(EditorConfig):
+    path: str
+
+
+class HasANeed(Foreign):
+    config_class = NeedsAPath
+
+
+@pytest.mark.parametrize("name", ["TakesOtherArguments", "TakesNoArgument"])
+def test_an_init_that_loses_the_settings_is_refused(name: str) -> None:
+    with pytest.raises(EditingError, match=rf"{name}.__init__ does not take the settings, or does not pass them on"):
+        load_editor(f"{__name__}:{name}")
+
+
+def test_a_setting_without_default_is_asked_for() -> None:
+    model = build_model("gpt2")
+    with pytest.raises(EditingError, match=r"'path' has no default and is not given; give it, as in editor_args=path:"):
+        load_editor(f"{__name__}:HasANeed").check_settings(model)
+    load_editor(f"{__name__}:HasANeed", {"path": "x"}).check_settings(model)
 
 
 @pytest.mark.parametrize("name", DECLARATIONS)
