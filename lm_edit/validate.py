@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,6 +80,9 @@ def _validate_requests(path: str, rows: Sequence[tuple[str, Any]]) -> Validation
     return Validation(source, len(requests), problems, _find_repeated(requests), list(_notes(requests)))
 
 
+# Places for an answer inside of a prompt: of fill-in questions, and of models with masks.
+BLANK = re.compile(r"_{3,}|\[MASK\]|<mask>|\uff08\s*\uff09")
+FULL_STOPS = (".", "\u3002", "\u0964", "\u06d4")
 LONG_TARGET = 500  # words; a text of the benchmarks of texts has up to 400
 
 
@@ -113,9 +117,31 @@ def _notes(requests: Mapping[str, EditRequest]) -> Iterator[str]:
                 f"{where} has a target_new of {num_words} words; an editor optimizes all of them at every step, which "
                 "takes long. Is it one answer?"
             )
+    yield from _notes_on_places(requests)
     lacking = [where for where, request in requests.items() if request.subject is None]
     if lacking:
         yield (
             f"{len(lacking)} of {len(requests)} records have no subject (the first: {lacking[0]}); editors that need "
             "one leave them unscored, see lm-edit editors"
+        )
+
+
+def _notes_on_places(requests: Mapping[str, EditRequest]) -> Iterator[str]:
+    """Notes on prompts whose end is not where the answer belongs."""
+    blanks = {where: found[0] for where, request in requests.items() if (found := BLANK.search(request.text))}
+    if blanks:
+        where, blank = next(iter(blanks.items()))
+        yield (
+            f"{len(blanks)} of {len(requests)} prompts have a blank (the first: {blank!r} in {where}); an answer "
+            "follows its prompt and fills no blank"
+        )
+    ended = [
+        where
+        for where, request in requests.items()
+        if where not in blanks and request.separator is None and request.text.endswith(FULL_STOPS)
+    ]
+    if ended:
+        yield (
+            f"{len(ended)} of {len(requests)} prompts end with a full stop (the first: {ended[0]}); an answer "
+            "continues its prompt, so end the prompt before the answer"
         )

@@ -76,6 +76,16 @@ def test_valid_records_that_are_probably_mistakes_are_noted(
     assert any(words in note for note in notes) and len(validate(str(path), {}).notes) == len(notes) <= 2
 
 
+def test_prompts_whose_end_is_not_the_place_of_the_answer_are_noted(tmp_path: Path) -> None:
+    prompts = ["{} lies in ____ .", "{}\u4f4d\u4e8e\uff08\uff09", "[MASK] has {}", "{} is big.", "{}.__init__() is"]
+    path = write_jsonl(tmp_path / "x.jsonl", [{**REQUEST, "prompt": prompt} for prompt in prompts])
+    blank, stop = validate(str(path), {}).notes
+    assert blank.startswith("3 of 5 prompts have a blank (the first: '____' in x.jsonl, record 0")
+    assert stop.startswith("1 of 5 prompts end with a full stop (the first: x.jsonl, record 3")
+    write_jsonl(path, [{**REQUEST, "prompt": "call {}.", "separator": ""}])
+    assert validate(str(path), {}).notes == []
+
+
 def test_records_without_a_subject_are_counted(tmp_path: Path) -> None:
     without = {"prompt": "Velm lies in", "target_new": "Karsk"}
     path = write_jsonl(tmp_path / "x.jsonl", [REQUEST, without, {**without, "prompt": "Karsk lies in"}])

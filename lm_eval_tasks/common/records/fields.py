@@ -13,6 +13,8 @@ from edit_hooks.prompt_context import content_of
 from edit_hooks.utils.errors import EditingError, near_misses
 from lm_eval_tasks.common.records.synonyms import similar
 
+MAX_LISTED = 6  # fields of a record that one message lists
+
 
 class Fields:
     """The fields of one record.
@@ -199,9 +201,10 @@ class Fields:
         for step in path.split("."):
             if not isinstance(value, Mapping) or step not in value:
                 self.lacking.add(self.prefix + path)
-                read = self.accessed | self.declared
-                unread = [key for key in value if f"{around}{key}" not in read] if isinstance(value, Mapping) else ()
-                raise self.error(path, f"is missing.{similar(step, unread)} Add it, or check that the file fits")
+                read = {outer for known in (*self.accessed, *self.declared) for outer in _with_parents(known)}
+                unread = [key for key in value if f"{around}{key}" not in read] if isinstance(value, Mapping) else []
+                hint = similar(step, unread) or _listed(unread)
+                raise self.error(path, f"is missing.{hint} Add it, or check that the file fits")
             value, around = value[step], f"{around}{step}."
         return value
 
@@ -245,6 +248,12 @@ def _paths(value: Any, prefix: str = "") -> Iterator[str]:
         for item in value:
             if not isinstance(item, str):
                 yield from _paths(item, f"{prefix.removesuffix('.')}[].")
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The fields that nothing reads, as a sentence; "" without any."""
+    more = ", ..." if len(names) > MAX_LISTED else ""
+    return f" The record has {', '.join(map(repr, names[:MAX_LISTED]))}{more}." if names else ""
 
 
 def _shorten(value: Any) -> str:

@@ -58,6 +58,11 @@ def test_the_entry_of_a_list_that_is_of_another_type_is_named() -> None:
         Fields({"list": [{}, "x"]}, WHERE).objects("list")
 
 
+def test_a_record_with_other_fields_alone_is_shown() -> None:
+    with pytest.raises(EditingError, match=r"is missing\. The record has 'k', 'l', 'm', 'n', 'x', 'y', \.\.\.\. Add"):
+        Fields(dict.fromkeys("klmnxyz", "x"), WHERE).text("prompt")
+
+
 @pytest.mark.parametrize(
     ("needed", "given"),
     [
