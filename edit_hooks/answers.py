@@ -182,15 +182,22 @@ class GeneratedText:
 
 @dataclass(frozen=True, kw_only=True)
 class StateSimilarity:
-    """Cosine of the hidden states of the edited and the unedited model at a prompt's last token.
+    """How alike the edited and the unedited model are at a prompt's last token; what is compared is not part of it.
 
-    The states themselves are not part of an answer.
+    Attributes:
+        cosine: of their hidden states.
+        overlap: of their distributions of the next token, in its place: one minus the total variation.
     """
 
-    cosine: float
+    cosine: float | None = None
+    overlap: float | None = None
 
     def __str__(self) -> str:
-        return f"cosine={self.cosine:.6g}"
+        return ", ".join(f"{name}={value:.6g}" for name, value in self.values().items())
+
+    def values(self) -> dict[str, float]:
+        """The measured value by its name."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -342,7 +349,7 @@ def answer_to_json(answer: ModelAnswer) -> dict[str, Any]:
     Absent fields are left out, and so are stop strings, which belong to the task.
     """
     if isinstance(answer, StateSimilarity):
-        return {"kind": "states", "cosine": plain_numbers(answer.cosine)}
+        return {"kind": "states", **plain_numbers(answer.values())}
     record: dict[str, Any] = {"kind": "scored" if isinstance(answer, ScoredContinuation) else "generated"}
     for item in dataclasses.fields(answer):
         value = getattr(answer, item.name)
@@ -376,7 +383,8 @@ def answer_from_json(record: Mapping[str, Any]) -> ModelAnswer:
     """
     fields: dict[str, Any] = {name: value for name, value in record.items() if name != "kind"}
     if record["kind"] == "states":
-        return StateSimilarity(cosine=float(fields["cosine"]))
+        (name,) = fields
+        return StateSimilarity(**{name: float(fields[name])})
     if "context" in fields:
         fields["context"] = ContextReport(**fields["context"])
     if "unedited" in fields:

@@ -1,4 +1,4 @@
-"""Hidden states that a question compares between the edited and the unedited model.
+"""Hidden states, or the distribution of the next token, that a question compares between edited and unedited model.
 
 A reading travels inside a document, so it is plain JSON values there (:meth:`StateReading.from_json`).
 """
@@ -15,8 +15,10 @@ from edit_hooks.utils.settings.numbers import NON_NEGATIVE, require_number, requ
 # The tokens whose input embeddings are perturbed.
 Drift = Literal["subject", "relation", "all"]
 
-# The input of the LM head, the output of the last block before the final norm, or the output of a block by its number.
-State: TypeAlias = Literal["after_norm", "before_norm"] | int
+# The input of the LM head, the output of the last block before the final norm, or the output of a block by its number;
+# next_token: the distribution of the next token in place of a state.
+NEXT_TOKEN: Literal["next_token"] = "next_token"
+State: TypeAlias = Literal["after_norm", "before_norm", "next_token"] | int
 NAMED_STATES = ("after_norm", "before_norm")
 
 
@@ -54,7 +56,10 @@ class StateReading:
     noise: EmbeddingDrift | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.state, str) and self.state in NAMED_STATES:
+        if self.state == NEXT_TOKEN:
+            if self.noise is not None:
+                raise EditingError("state='next_token' compares distributions after a text as it is; drop the noise.")
+        elif self.state in NAMED_STATES:
             pass
         elif isinstance(self.state, bool) or not isinstance(self.state, int) or self.state < 0:
             raise EditingError(f"state={self.state!r}; {', '.join(NAMED_STATES)} or the number of a block is needed.")

@@ -168,8 +168,8 @@ def to_json(value: Json) -> str:
 def _response(response: SavedResponse) -> Json:
     if response.failure is not None and response.text is None:
         return {"failure": _text(response.failure)}
-    if response.cosine is not None:
-        return {"cosine": plain(response.cosine)}
+    if response.similarity is not None:
+        return {"similarity": _text(response.similarity)}
     if response.text is None:
         return {"logprob": plain(response.logprob), "tokens": response.num_tokens, "greedy": response.is_greedy}
     follows = (response.raw or "").removeprefix(response.text)

@@ -54,7 +54,8 @@ def generated(draw: Any, unedited: bool = True) -> GeneratedText:
     )
 
 
-answers = scored() | generated() | st.builds(StateSimilarity, cosine=numbers)
+similarities = st.builds(StateSimilarity, cosine=numbers) | st.builds(StateSimilarity, overlap=numbers)
+answers = scored() | generated() | similarities
 reports = st.builds(
     EditReport,
     editor=st.none() | st.text(),

@@ -38,7 +38,7 @@ def next_token_log_probs(
     found: dict[int, torch.Tensor] = {}
 
     def run(batch: Batch) -> None:
-        log_probs = _run_batch(inner, [jobs[index][0] for index in batch.indices], batch.deltas)
+        log_probs = batch_log_probs(inner, [jobs[index][0] for index in batch.indices], batch.deltas).cpu()
         found.update(zip(batch.indices, log_probs, strict=True))
 
     run_in_batches(model, [delta for _, delta in jobs], [len(prompt.ids) for prompt, _ in jobs], limits, run)
@@ -46,14 +46,15 @@ def next_token_log_probs(
 
 
 @torch.no_grad()
-def _run_batch(model: nn.Module, prompts: list[NoisyPrompt], deltas: list[Delta | None]) -> list[torch.Tensor]:
+def batch_log_probs(model: nn.Module, prompts: Sequence[NoisyPrompt], deltas: Sequence[Delta | None]) -> torch.Tensor:
+    """Log-probabilities [R, V] of the token after each prompt of a batch, whose edits act per row."""
     device, forward = input_device(model), forward_pass_of(model)
     ids_RT, mask_RT = right_padded([prompt.ids for prompt in prompts], device)
     length_R = torch.tensor([len(prompt.ids) for prompt in prompts], device=device)
     with noisy_embeddings(model, _noise(prompts, ids_RT)), RowEdits(model, deltas).prefill(mask_RT, length_R):
         inputs, row_R = {"input_ids": ids_RT, "attention_mask": mask_RT}, torch.arange(len(prompts), device=device)
         last_RD = forward.states_at(model, inputs, row_R, length_R - 1, use_cache=False)
-    return list(at_least_float32(forward.head(model).logits(last_RD, WHOLE_VOCAB)).log_softmax(1).cpu())
+    return at_least_float32(forward.head(model).logits(last_RD, WHOLE_VOCAB)).log_softmax(1)
 
 
 def _noise(prompts: Sequence[NoisyPrompt], ids_RT: torch.Tensor) -> torch.Tensor | None:

@@ -169,7 +169,7 @@ function preferred(parts, isEditing) {
 
 function responseOf(part, target, isBest) {
   if (part.failure !== undefined) return el("p", { class: "failure" }, `no answer: ${part.failure}`);
-  if (part.cosine !== undefined) return el("div", {}, `cosine ${number(part.cosine)} with the unedited model's state`);
+  if (part.similarity !== undefined) return el("div", {}, `edited and unedited model: ${part.similarity}`);
   if (part.text !== undefined) {
     return el("div", {}, part.thought ? el("details", {}, el("summary", {}, "thought"), el("pre", {}, part.thought)) : "",
       el("pre", {}, part.text || el("span", { class: "none" }, "(empty)"), part.follows ? el("span", { class: "follows", title: "after the stop; not scored" }, part.follows) : ""));

@@ -36,7 +36,7 @@ class SavedResponse:
         thought: text of the thought before the answer.
         logprob: log-probability of the continuation in nats. num_tokens: its number of tokens.
         is_greedy: the continuation is the most likely one.
-        cosine: of the hidden states of edited and unedited model, where these are compared.
+        similarity: of edited and unedited model, where their states or distributions are compared, as text.
         failure: why there is no answer.
     """
 
@@ -46,7 +46,7 @@ class SavedResponse:
     logprob: float | None = None
     num_tokens: int | None = None
     is_greedy: bool | None = None
-    cosine: float | None = None
+    similarity: str | None = None
     failure: str | None = None
 
 
@@ -327,6 +327,6 @@ def _response(answer: Answer) -> SavedResponse:
             failure=failure if answer.is_finite else NOT_FINITE,
         )
     if isinstance(answer, StateSimilarity):
-        return SavedResponse(cosine=answer.cosine)
+        return SavedResponse(similarity=str(answer))
     reason = answer.reason if isinstance(answer, FailedAnswer) else f"the answer is a {type(answer).__name__}"
     return SavedResponse(failure=reason)

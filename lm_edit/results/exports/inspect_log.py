@@ -167,8 +167,8 @@ def response_text(question: SavedQuestion, response: SavedResponse) -> str:
     """One answer: a text, a likelihood, or why there is none."""
     if response.failure is not None:
         return f"(no answer: {response.failure})"
-    if response.cosine is not None:
-        return f"cosine of the states before and after = {response.cosine:.4f}"
+    if response.similarity is not None:
+        return f"edited and unedited model: {response.similarity}"
     if question.target is not None:
         greedy = ", the likeliest continuation" if response.is_greedy else ""
         return f"log P({question.target!r}) = {response.logprob:.4f}{greedy}"

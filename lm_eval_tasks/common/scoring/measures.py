@@ -244,12 +244,22 @@ def generated_text(answer: Answer | None, *, unedited: bool = False) -> Generate
 
 def state_cosine(answer: Answer) -> float:
     """Cosine of the hidden states of edited and unedited model."""
+    return _similarity(answer, "cosine", "hidden states", "zero or not finite")
+
+
+def next_token_overlap(answer: Answer) -> float:
+    """Overlap of the next-token distributions of edited and unedited model."""
+    return _similarity(answer, "overlap", "distributions of the next token", "not finite")
+
+
+def _similarity(answer: Answer, name: str, compared: str, fault: str) -> float:
     _require_answer(answer)
-    if not isinstance(answer, StateSimilarity):
-        raise Unscored(NEEDS_EDITED_HF.format(missing="hidden states"))
-    if not math.isfinite(answer.cosine):
-        raise Failed("a hidden state of the edited or the unedited model is zero or not finite")
-    return answer.cosine
+    value = getattr(answer, name) if isinstance(answer, StateSimilarity) else None
+    if value is None:
+        raise Unscored(NEEDS_EDITED_HF.format(missing=compared))
+    if not math.isfinite(value):
+        raise Failed(f"the {compared} of the edited and the unedited model: one is {fault}")
+    return float(value)
 
 
 def nll(answer: Answer, *, unedited: bool = False) -> float:

@@ -118,7 +118,7 @@ def test_inspect_shows_compared_states(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", "counterfact_evk_ts", results=results)
     exported = export_results("inspect", path, tmp_path / "out", OPTIONS)
     (log,) = (inspect_log.read_eval_log(str(file)) for file in exported.files)
-    assert log.samples[0].messages[1].content == "cosine of the states before and after = 0.8125"
+    assert log.samples[0].messages[1].content == "edited and unedited model: cosine=0.8125"
 
 
 def first_answer(context: str, unedited: bool) -> str:

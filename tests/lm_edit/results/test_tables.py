@@ -398,7 +398,7 @@ def test_a_document_shows_compared_states(tmp_path: Path) -> None:
         sample["resps"] = [[replace(answers[0], final=StateSimilarity(cosine=0.5))] for answers in sample["resps"]]
     write_run(tmp_path, "counterfact_evk_ts", results=results)
     response = next(load_documents(tmp_path)).questions[0].answers[""]
-    assert (response.cosine, response.logprob, response.text, response.failure) == (0.5, None, None, None)
+    assert (response.similarity, response.logprob, response.text, response.failure) == ("cosine=0.5", None, None, None)
 
 
 def test_unfinished_runs_of_a_sweep_are_not_read(tmp_path: Path) -> None:

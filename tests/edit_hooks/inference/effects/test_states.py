@@ -1,4 +1,4 @@
-"""Hidden states under edits against a forward pass from ``inputs_embeds``, and their cosine by hand."""
+"""Hidden states and next-token distributions under edits against own forward passes, and both similarities by hand."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from inference_cases import edits, model_and_tokenizer
 from random_deltas import codebook, dense_delta, masked_delta, random_delta, rewrite_name
 
 from edit_hooks import Delta, Factor, edited
-from edit_hooks.inference.effects.states import StateComparison, _cosine, last_states
+from edit_hooks.inference.effects import states as states_module
+from edit_hooks.inference.effects.states import StateComparison, _cosine, _overlap, last_states
 from edit_hooks.inference.items import Limits, StateItem, TokenNoise
-from edit_hooks.modeling.architectures import weight_of
+from edit_hooks.modeling.architectures import head_of, weight_of
+from edit_hooks.state_reading import NEXT_TOKEN
 
 TEXTS = ["Port Elna is the capital of", "The old lighthouse keeper of the northern bay speaks", "Dust"]
 MANY, ONE = Limits(), Limits(max_rows=1)
@@ -35,7 +37,11 @@ def items(tokenizer: Any, state: Any = "after_norm", sigma: float = 0.3) -> list
 
 def cosines(model: Any, jobs: Any, limits: Limits = MANY, one_by_one: bool = False) -> list[float]:
     found = StateComparison(one_by_one=one_by_one).compare(model, jobs, limits, lambda _: None)
-    return [answer.cosine for answer in found]
+    return [value for answer in found for value in answer.values().values()]
+
+
+def distributions(tokenizer: Any) -> list[StateItem]:
+    return [StateItem(tuple(tokenizer(text)["input_ids"]), NEXT_TOKEN) for text in TEXTS]
 
 
 def test_the_cosine_by_hand() -> None:
@@ -147,3 +153,51 @@ def test_noise_depends_on_its_seed_and_not_on_dtype_or_batch() -> None:
     assert not torch.allclose(state("b", 0.3), first, atol=1e-3)
     plain = last_states(model, [StateItem(ids, "after_norm")], [None])[0]
     torch.testing.assert_close(state("a", 0.0), plain)
+
+
+def test_the_overlap_by_hand() -> None:
+    # p = (.5, .3, .1) and a rest of .1, q = (.2, .3, .1) and .4: TV = (.3 + .3) / 2; the minima are .2 + .3 + .1 + .1
+    p, q = torch.tensor([[[0.5, 0.3, 0.1]], [[0.2, 0.3, 0.1]]], dtype=torch.float64)
+    assert _overlap(p.log(), q.log()) == pytest.approx([0.7], abs=1e-12)
+    assert _overlap(p.log(), p.log()) == [1.0] and math.isnan(_overlap(p.log(), q.log() * math.nan)[0])
+
+
+@pytest.mark.parametrize("leading", [7, 10**6])
+@pytest.mark.parametrize("family", ["gpt2", "gemma3_text"])
+def test_distributions_by_an_own_forward_pass(family: str, leading: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the unedited model's seven likeliest tokens, and all others as one, and with the whole vocabulary."""
+    monkeypatch.setattr(states_module, "LEADING", leading)
+    model, tokenizer = loaded(family, torch.float64)
+    delta = dense_delta(model)
+    expected = []
+    for item in distributions(tokenizer):
+        ids = torch.tensor([item.context])
+        with torch.no_grad():
+            p = model(ids).logits[0, -1].softmax(0)
+            with edited(model, delta):
+                q = model(ids).logits[0, -1].softmax(0)
+        order = p.argsort(descending=True)
+        kept, rest = order[:leading].tolist(), order[leading:].tolist()
+        minima = [min(float(p[token]), float(q[token])) for token in kept]
+        expected.append(math.fsum(minima) + min(float(p[rest].sum()), float(q[rest].sum())))
+    assert cosines(model, [(item, delta) for item in distributions(tokenizer)]) == pytest.approx(expected, abs=1e-9)
+    assert len({round(value, 6) for value in expected}) == len(expected) and max(expected) < 0.9999
+
+
+@pytest.mark.parametrize("limits", [MANY, ONE])
+def test_distributions_agree_however_the_edit_is_applied(limits: Limits) -> None:
+    model, tokenizer = model_and_tokenizer()
+    head = next(name for name, module in model.named_modules() if module is head_of(model))
+    changed_head = Delta(dense={f"{head}.weight": torch.full_like(weight_of(head_of(model)), 0.01).tril()})
+    kinds = [*edits(model).values(), dense_delta(model), Delta(hook_edit=codebook(model)), changed_head]
+    jobs = [(item, delta) for item in distributions(tokenizer) for delta in kinds]
+    reference = cosines(model, jobs, one_by_one=True)
+    assert cosines(model, jobs, limits) == pytest.approx(reference, abs=2e-5)
+    assert set(cosines(model, [(item, None) for item in distributions(tokenizer)], limits)) == {1.0}
+    asked, comparison = distributions(tokenizer), StateComparison(one_by_one=False)
+    for delta in (dense_delta(model), changed_head):  # in a stream
+        expected = cosines(model, [(item, delta) for item in asked])
+        with comparison.unedited_kept(model, asked, MANY), edited(model, delta):
+            found = comparison.compare(model, [(item, None) for item in asked], MANY, lambda _: None)
+        assert [answer.overlap for answer in found] == pytest.approx(expected, abs=1e-9)
+        assert max(expected) < 0.9999
