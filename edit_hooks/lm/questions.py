@@ -31,8 +31,8 @@ from edit_hooks.utils.logs import get_logger
 log = get_logger("lm_eval.edited_hf")
 
 STATES_UNDER_CONTEXTS = FailedAnswer(
-    "edits of this run are text before the prompt, here or of a second model; hidden states of the same embeddings do "
-    "not depend on it",
+    "edits of this run are text before the prompt, here or of a second model; hidden states and distributions are "
+    "compared after the same text",
     is_failure=False,
 )
 
