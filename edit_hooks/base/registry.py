@@ -79,6 +79,7 @@ MORE: dict[str, EditorRow] = {
     "mello": EditorRow("edit_hooks.editors.mello:MeLLo", CONTEXT),
     "scr": EditorRow("edit_hooks.editors.scr:SCR", CONTEXT),
     "two_way": EditorRow("edit_hooks.editors.two_way:TwoWay"),
+    "mirror": EditorRow("edit_hooks.editors.mirror:Mirror"),
     "consequence_ft": EditorRow("edit_hooks.editors.consequence_ft:ConsequenceFT"),
     "document_training": EditorRow("edit_hooks.editors.document_training:DocumentTraining"),
     "kn": EditorRow("edit_hooks.editors.kn:KN"),

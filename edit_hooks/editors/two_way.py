@@ -217,11 +217,18 @@ class TwoWay(TwoWayEditor[TwoWayConfig]):
 # ----------------------------------------------------------------------------- texts
 
 
-def inverse_requests(request: EditRequest, frames: Sequence[str]) -> list[EditRequest]:
-    """The inverse rows of a fact as requests with the subject as target, in the context of the fact."""
+def inverse_requests(request: EditRequest, frames: Sequence[str], *, located: bool = False) -> list[EditRequest]:
+    """The inverse rows of a fact as requests with the subject as target, in the context of the fact.
+
+    Args:
+        located: the new object is their subject.
+    """
     assert request.subject is not None  # needs_subject
-    texts = _frame_texts(request, request.target_new, frames)
-    return [EditRequest(prompt=escape_braces(t), target_new=request.subject, context=request.context) for t in texts]
+    located_at = request.target_new if located else None
+    return [
+        EditRequest(prompt=escape_braces(text), target_new=request.subject, subject=located_at, context=request.context)
+        for text in _frame_texts(request, request.target_new, frames)
+    ]
 
 
 def locality_prompts(request: EditRequest, names: Mapping[str, Sequence[str]], frames: Sequence[str]) -> list[str]:
