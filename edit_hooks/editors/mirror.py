@@ -71,6 +71,7 @@ class Mirror(PostProcessingEditor[MirrorConfig]):
         "base": "memit",
         "base_settings": MEMIT_CONTRACT_SETTINGS,
         "inverse_rows": ["link"],
+        "strength": 2.0,
     }
 
     def __init__(self, overrides: Settings | None = None) -> None:
