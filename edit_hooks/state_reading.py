@@ -18,7 +18,8 @@ Drift = Literal["subject", "relation", "all"]
 # The input of the LM head, the output of the last block before the final norm, or the output of a block by its number;
 # next_token: the distribution of the next token in place of a state.
 NEXT_TOKEN: Literal["next_token"] = "next_token"
-State: TypeAlias = Literal["after_norm", "before_norm", "next_token"] | int
+HiddenState: TypeAlias = Literal["after_norm", "before_norm"] | int
+State: TypeAlias = HiddenState | Literal["next_token"]
 NAMED_STATES = ("after_norm", "before_norm")
 
 

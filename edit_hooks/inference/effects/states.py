@@ -32,7 +32,7 @@ from edit_hooks.modeling.forward.embedding_noise import gaussian_noise, generato
 from edit_hooks.modeling.forward.kv_cache import right_padded
 from edit_hooks.modeling.hooks import frozen, hooks, on_output, record_at, stop_after
 from edit_hooks.modeling.tensors import at_least_float32
-from edit_hooks.state_reading import NEXT_TOKEN, State
+from edit_hooks.state_reading import NEXT_TOKEN, HiddenState, State
 from edit_hooks.utils.progress import Finished, Progress, ignore_finished
 
 LEADING = 1000  # of 128,000 tokens they hold all but a few percent, and a kept distribution takes 8 kB
@@ -201,14 +201,15 @@ def last_states(model: nn.Module, items: Sequence[StateItem], deltas: Sequence[D
         items: one per row, all with the same ``state``.
         deltas: the edit of each row that acts per row.
     """
-    if items[0].state == NEXT_TOKEN:
+    state = items[0].state
+    if state == NEXT_TOKEN:
         return batch_log_probs(model, [NoisyPrompt(item.context) for item in items], deltas).cpu()
     device = input_device(model)
     ids_RT, mask_RT = right_padded([item.context for item in items], device)
     length_R = mask_RT.sum(1)
     noise_RTD = _noise(model, items, ids_RT.shape[1])
     with RowEdits(model, deltas).prefill(mask_RT, length_R), noisy_embeddings(model, noise_RTD):
-        return _read(model, ids_RT, mask_RT, length_R - 1, items[0].state)
+        return _read(model, ids_RT, mask_RT, length_R - 1, state)
 
 
 @torch.no_grad()
@@ -221,7 +222,9 @@ def _last_alone(model: Any, item: StateItem) -> torch.Tensor:
     return at_least_float32(logits_1V).log_softmax(1).cpu()
 
 
-def _read(model: Any, ids_RT: torch.Tensor, mask_RT: torch.Tensor, last_R: torch.Tensor, state: State) -> torch.Tensor:
+def _read(
+    model: Any, ids_RT: torch.Tensor, mask_RT: torch.Tensor, last_R: torch.Tensor, state: HiddenState
+) -> torch.Tensor:
     decoder = decoder_of(model)
     if state == "after_norm":
         hidden_RTD = decoder(input_ids=ids_RT, attention_mask=mask_RT, use_cache=False).last_hidden_state
