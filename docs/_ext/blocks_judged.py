@@ -1,7 +1,7 @@
-"""The block of the study of metrics: how well each column tells facts that were trained in from edited ones.
+"""The blocks of two studies of metrics: columns that tell trained facts from edited ones, or follow a regularizer.
 
-``docs/_data/metrics_judged`` has a file per editor, which ``lm-edit results separate --out`` wrote from runs of the
-plan ``metrics_judged``.
+``docs/_data/metrics_judged`` and ``docs/_data/locality_judged`` have a file per editor, from ``lm-edit results separate
+--out`` and runs of the plans of these names.
 """
 
 from __future__ import annotations
@@ -84,4 +84,50 @@ def _area(one: dict[str, Any]) -> str:
     return f"**{text}**" if one["separates"] else text
 
 
-JUDGED_BLOCKS: dict[str, Callable[[str], Block]] = {"metrics-judged": metrics_judged}
+LOCALITY = ROOT / "docs/_data/locality_judged"
+REGULARIZERS = {
+    "ft_l": "`norm_constraint` 1e-3, 2.5e-4",
+    "r_rome": "`clamp_factor` 3, 0.75",
+    "memit": "`moment_weight` 250, 4000",
+    "two_way": "`locality_weight` 0, 10",
+}
+LOCALITY_COLUMNS = (
+    "neighborhood_prob",
+    "neighborhood_argmax",
+    "neighborhood_agree_tf",
+    "neighborhood_overlap",
+    "neighborhood_within_10",
+    "neighborhood_within_1",
+)
+
+
+@functools.cache
+def kept_regularized() -> dict[str, dict[str, dict[str, Any]]]:
+    """Editor -> column -> numbers; the strong regularizer first, the weak one second."""
+    files = {name: json.loads((LOCALITY / f"{name}.json").read_text(encoding="utf-8")) for name in REGULARIZERS}
+    return {name: columns_of(kept) for name, kept in files.items()}
+
+
+def moved(one: dict[str, Any]) -> tuple[int, int]:
+    """Numbers of facts whose score is higher, and lower, with the strong regularizer."""
+    pairs = list(zip(one["first"]["scores"], one["second"]["scores"], strict=True))
+    return sum(strong > weak for strong, weak in pairs), sum(strong < weak for strong, weak in pairs)
+
+
+def locality_judged(_: str) -> Block:
+    """A row per locality column: its means, weak and strong regularizer, and in how many facts it rose and fell."""
+    kept = kept_regularized()
+    heads = ["column", *(f"`{editor}`, {text}" for editor, text in REGULARIZERS.items())]
+    lines = [[f"`{name}`", *(_step(columns[name]) for columns in kept.values())] for name in LOCALITY_COLUMNS]
+    return Block(table(heads, lines))
+
+
+def _step(one: dict[str, Any]) -> str:
+    up, down = moved(one)
+    return f"{one['second']['mean']:.3f} to {one['first']['mean']:.3f} ({up} up, {down} down)"
+
+
+JUDGED_BLOCKS: dict[str, Callable[[str], Block]] = {
+    "metrics-judged": metrics_judged,
+    "locality-judged": locality_judged,
+}

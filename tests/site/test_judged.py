@@ -1,4 +1,4 @@
-"""The study of metrics: kept numbers follow from kept scores, are of the plan's editors, and are those of the page."""
+"""Two studies of metrics: kept numbers follow from kept scores, are of the plans, and are those of the pages."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ import re
 import numpy as np
 import pytest
 from block import unique
-from blocks_judged import JUDGED, ORDER, areas, kept_separations, metrics_judged
+from blocks_judged import (
+    JUDGED,
+    LOCALITY_COLUMNS,
+    ORDER,
+    REGULARIZERS,
+    areas,
+    kept_regularized,
+    kept_separations,
+    locality_judged,
+    metrics_judged,
+    moved,
+)
 from paths import ROOT
 
 from lm_edit.results.statistics.separation import area_interval, area_under_curve
 from lm_edit.sweeps.planning.plan import find_plan, load_plan
 
-PAGE = ROOT / "docs/explain/metrics-judged.md"
+PAGE, OVERLAP = ROOT / "docs/explain/metrics-judged.md", ROOT / "docs/benchmarks/overlap.md"
 
 
 def test_kept_files_are_of_editors_of_the_plan() -> None:
@@ -58,3 +69,35 @@ def test_a_name_with_two_values_is_refused() -> None:
     assert unique([("a", 1), ("b", 2)]) == {"a": 1, "b": 2}
     with pytest.raises(ValueError, match="a has several values"):
         unique([("a", 1), ("b", 2), ("a", 3)])
+
+
+def test_the_regularizers_of_the_page_are_those_of_the_plan() -> None:
+    names = [choice.name for choice in load_plan(find_plan("locality_judged")).editors][1:]
+    assert names == [f"{editor} {strength}" for editor in REGULARIZERS for strength in ("weak", "strong")]
+    by_name = {choice.name: choice.settings for choice in load_plan(find_plan("locality_judged")).editors[1:]}
+    for editor, text in REGULARIZERS.items():
+        setting, values = re.fullmatch(r"`(\w+)` (.*)", text).groups()  # type: ignore[union-attr]
+        planned = [by_name[f"{editor} {strength}"] for strength in ("weak", "strong")]
+        assert planned == [{setting: float(value)} for value in values.split(", ")]
+
+
+def test_the_page_of_the_overlap_quotes_its_table() -> None:
+    page = " ".join(OVERLAP.read_text(encoding="utf-8").split())
+    changes = {name: [moved(columns[name]) for columns in kept_regularized().values()] for name in LOCALITY_COLUMNS}
+    rises = {name: sum(up for up, _ in found) for name, found in changes.items()}
+    num_pairs = sum(len(columns["neighborhood_overlap"]["first"]["scores"]) for columns in kept_regularized().values())
+    assert changes["neighborhood_overlap"] == [(8, 0), (8, 0), (8, 0), (6, 2)] and changes["neighborhood_prob"][2] == (
+        0,
+        0,
+    )
+    agree, prob = rises["neighborhood_agree_tf"], rises["neighborhood_prob"]
+    assert f"in {rises['neighborhood_overlap']} of {num_pairs} pairs of edits" in page
+    assert f"rises in {prob} of {num_pairs}, and the agreement along that answer in {agree}" in page
+    assert f"0.10 rises in {rises['neighborhood_within_10']} of {num_pairs}" in page
+    memit = kept_regularized()["memit"]["neighborhood_overlap"]
+    assert f"from {memit['second']['mean']:.3f} to {memit['first']['mean']:.3f}" in page
+    written = [
+        sum(kept_regularized()[name]["efficacy_prob"]["first"]["scores"]) for name in ("ft_l", "r_rome", "memit")
+    ]
+    assert written == [4, 6, 7]
+    assert locality_judged("").text.count("\n") == len(LOCALITY_COLUMNS) + 1
