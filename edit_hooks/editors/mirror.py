@@ -109,7 +109,7 @@ class Mirror(PostProcessingEditor[MirrorConfig]):
         for group in job.groups:
             rows = [row for request in group for row in mirrored(request, job.config.inverse_rows)]
             (delta,) = self.base.edit(job.model, job.tokenizer, rows, joint=True, history=job.history, measure=False)
-            deltas.append(_scaled(delta, job.config.strength))
+            deltas.append(_scaled(delta, job.config.strength, len(group), len(rows)))
             job.progress(len(group))
         return deltas
 
@@ -122,9 +122,11 @@ def mirrored(request: EditRequest, frames: Sequence[Frame]) -> list[EditRequest]
     return [request, *inverse_requests(request, frames, located=True)]
 
 
-def _scaled(delta: Delta, strength: float) -> Delta:
+def _scaled(delta: Delta, strength: float, num_facts: int, num_rows: int) -> Delta:
+    """The base editor's update times the strength, as one of facts instead of rows."""
     factors = {name: factor._replace(left=factor.left * strength) for name, factor in delta.factors.items()}
     dense = {name: update * strength for name, update in delta.dense.items()}
     ratio = delta.diagnostics["update_norm_ratio"] * strength
-    diagnostics = {**delta.diagnostics, "update_norm_ratio": ratio}
+    counts = {"num_rows": num_rows, "num_requests": num_facts}
+    diagnostics = {**delta.diagnostics, "update_norm_ratio": ratio, **counts}
     return dataclasses.replace(delta, factors=factors, dense=dense, diagnostics=diagnostics)

@@ -55,7 +55,9 @@ def test_the_update_is_the_joint_edit_of_the_rows_times_the_strength(base: str) 
             assert relative_error(delta.weights()[name], 1.5 * update) < 1e-6  # rounding of one product
         ratio = expected.diagnostics["update_norm_ratio"]
         assert delta.diagnostics["update_norm_ratio"] == pytest.approx(1.5 * ratio)
-    assert [len(delta.meta["requests"]) for delta in (*single, together)] == [1, 1, 2]
+    made = [*single, together]
+    assert [(one.diagnostics["num_requests"], one.diagnostics["num_rows"]) for one in made] == [(1, 3), (1, 3), (2, 6)]
+    assert [len(delta.meta["requests"]) for delta in made] == [1, 1, 2]
     assert together.meta["requests"] == [fact.to_dict() for fact in FACTS]
 
 
