@@ -101,9 +101,12 @@ def _files(folder: Path) -> Iterable[Path]:
 
 
 def _remove_new(folder: Path, before: dict[Path, int], date: str) -> None:
-    """Remove files that are new, and what was appended to others; those of other dates are of other runs."""
+    """Remove files that are new, and what was appended to others; those of other dates are of other runs.
+
+    Without a date the tracker has written nothing: it sets the date before its first file.
+    """
     for path in _files(folder):
-        if date not in path.name:
+        if not date or date not in path.name:
             continue
         if path not in before:
             path.unlink(missing_ok=True)

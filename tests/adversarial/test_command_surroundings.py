@@ -99,6 +99,11 @@ def test_what_another_run_saves_meanwhile_stays(tracker: EvaluationTracker, tmp_
     with pytest.raises(EditingError, match="the samples cannot be saved"):
         tracker.save_results_samples("task", [{**SAMPLE, "doc": Meanwhile()}])
     assert files(tmp_path) == [other.name]
+    del tracker.date_id  # set right before the first file is written
+    other.unlink()
+    with pytest.raises(EditingError, match="the results cannot be saved"):
+        tracker.save_results_aggregated({"results": {"task": Meanwhile()}})
+    assert files(tmp_path) == [other.name]
 
 
 @pytest.mark.parametrize(("model", "code"), [("edited_hf", 130), ("hf", None)])
