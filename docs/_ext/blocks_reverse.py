@@ -47,11 +47,13 @@ class Kept(NamedTuple):
     """A row of a kept sweep: its name in the plan, its editor, and its cells by heading.
 
     Attributes:
+        mode: empty for the unedited model.
         saw_questions: an edit was trained on a question of the evaluation, word for word.
     """
 
     name: str
     editor: str
+    mode: str
     cells: dict[str, Cell]
     saw_questions: bool
 
@@ -65,6 +67,7 @@ def _kept(folder: str, columns: dict[tuple[str, str], str]) -> Iterator[Kept]:
         yield Kept(
             text_of(row.first["editor_label"]) or row.key["editor"],
             row.key["editor"],
+            text_of(row.key["mode"]),
             {heading: cells[place] for place, heading in columns.items() if place in cells},
             row.questions_trained > 0,
         )
@@ -112,18 +115,19 @@ def reverse_table(_: str) -> Block:
 
 
 @functools.cache
-def study_rows(model: str) -> list[Kept]:
-    """The kept runs of ``two_way_study`` of one of its models, in the order of the plan."""
+def study_rows(model: str, mode: str = "single") -> list[Kept]:
+    """The kept runs of ``two_way_study`` of one of its models in a mode, in the order of the plan."""
     names = [choice.name for choice in load_plan(find_plan("two_way_study")).editors]
     found = _kept(str((STUDY / "results" / STUDY_MODELS[model]).relative_to(ROOT)), STUDY_COLUMNS)
-    return sorted(found, key=lambda one: names.index(one.name))
+    kept = [one for one in found if one.name == UNEDITED or one.mode == mode]
+    return sorted(kept, key=lambda one: names.index(one.name))
 
 
-def study_table(model: str) -> Block:
-    """A row per editor."""
+def study_table(text: str) -> Block:
+    """A row per editor; ``text`` is a model, and behind a slash a mode if the edits are not single."""
     rows = [
         [f"`{one.name}`", *(cell_text(one.cells.get(heading)) for heading in STUDY_COLUMNS.values())]
-        for one in study_rows(model)
+        for one in study_rows(*text.split("/"))
     ]
     return Block(table(["editor", *STUDY_COLUMNS.values()], rows))
 
