@@ -6,8 +6,6 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edit_hooks.utils.requirements import require_versions
-
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package whose names are imported on first use.
@@ -23,6 +21,8 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        from edit_hooks.utils.requirements import require_versions  # the start-up hook imports packages, and no name
+
         require_versions()
         return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
 

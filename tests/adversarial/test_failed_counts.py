@@ -68,7 +68,7 @@ def test_columns_that_a_model_class_does_not_report_have_no_zero() -> None:
 VALUES = {"negation_shift", "fluency_entropy"}
 VALUES |= {f"reverse_qa{prompt}_logprob_{target}" for prompt in ("", "_answer_in_prompt") for target in ("new", "true")}
 VALUES |= {"consistency_own_idf", "truth_called_true", "revert_old_prob"}
-VALUES |= {"multi_hop_cot_answered"}
+VALUES |= {"multi_hop_cot_answered", "neighborhood_overlap"}
 VALUES |= {"evk_es", "evk_es_subject", "evk_es_relation", "evk_es_all", "evk_ts"}
 VALUE_ENDINGS = ("_unedited", "_change", "_magnitude", "_magnitude@all")
 

@@ -48,7 +48,7 @@ class StoredTrainings(KeptParts):
     edit: Description
     store: Store
     num_begun: int = 0
-    _files: dict[int, Description] = field(default_factory=dict)
+    files: dict[int, Description] = field(default_factory=dict)
 
     def scope(self) -> AbstractContextManager[None]:
         return trainings_kept_in(self)
@@ -60,15 +60,15 @@ class StoredTrainings(KeptParts):
     def load(self, number: int) -> Delta | None:
         state = self.store.load_training(self._description(number))
         if state is not None:
-            self._files[number] = self._description(number)
+            self.files[number] = self._description(number)
         return state
 
     def save(self, number: int, state: Delta) -> float:
         began = time.monotonic()
-        self._files.setdefault(number, self._description(number))
+        self.files.setdefault(number, self._description(number))
         state.cost = Cost(seconds=state.cost.seconds, peak_memory_gib=self.memory().peak_memory_gib)
         with contextlib.suppress(EditingError):  # not finite: no reader accepts it, and so will the edit not be
-            self.store.save_training(self._files[number], off_device(state))
+            self.store.save_training(self.files[number], off_device(state))
         took = time.monotonic() - began
         self.seconds -= took  # an edit costs the same whether its states are kept or not
         return took
@@ -82,7 +82,7 @@ class StoredTrainings(KeptParts):
                 "it. If the run is interrupted, this edit begins again.",
                 *(size_text(num_bytes), self.store.root),
             )
-        elif not self._files:
+        elif not self.files:
             log.info(
                 "the state of this training, %s, is kept in the store %s until the edit is done; if the run is "
                 "interrupted, the same command goes on from it.",
@@ -95,7 +95,7 @@ class StoredTrainings(KeptParts):
 
     def remove(self) -> None:
         """Remove the states: the edit is done."""
-        for description in self._files.values():
+        for description in self.files.values():
             self.store.remove_training(description)
 
     def _description(self, number: int) -> Description:

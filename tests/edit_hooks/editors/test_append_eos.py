@@ -16,7 +16,7 @@ from edit_hooks.locate.values.rows import rewriting_row
 from edit_hooks.modeling.tokens import split_continuation
 
 # The others change prompts, or nothing that is trained on a target; wrappers train as their base.
-WITHOUT = {"ice", "ike", "ike_leaky_pool", "mello", "scr", "serac", "kn", "rect", "prune", "revive", "simie"}
+WITHOUT = {"ice", "ike", "ike_leaky_pool", "mello", "scr", "serac", "kn", "rect", "prune", "revive", "simie", "mirror"}
 TRAINED = [name for name in EDITORS if name not in WITHOUT]
 IN_RELEASE = {"loc_ft", "unke", "any_edit"}
 REQUEST = EDIT_REQUESTS[0]
