@@ -119,7 +119,8 @@ class ServedEngine(Engine):
         item = ScoreItem(tuple(ids[:1]), tuple(ids[1:]))
         (here,) = scoring.score(self._model, [(item, None)], self._limits(), lambda count: None)
         there = self._server.score(name, item.context, item.continuation).logprobs
-        gaps = [abs(one - other) for one, other in zip(here.token_logprobs or (), there, strict=True)]
+        own = here.token_logprobs or [math.nan] * len(there)  # none if logits are not finite
+        gaps = [abs(one - other) for one, other in zip(own, there, strict=True)]
         if not (gap := math.fsum(gaps) / len(gaps)) <= SAME_MODEL:
             log.warning(
                 "the server's model %s differs from that of pretrained= by %.2g nats per token of a plain sentence. "
@@ -136,9 +137,7 @@ class ServedEngine(Engine):
             yield
         except BaseException:
             for name in set(named.values()):
-                with contextlib.suppress(
-                    EditingError
-                ):  # the error of the block matters, and one was perhaps not loaded
+                with contextlib.suppress(EditingError):  # the block's error matters; one may not have been loaded
                     self._server.unload(name)
             raise
         for name in set(named.values()):

@@ -78,9 +78,10 @@ class StoredTrainings(KeptParts):
         fits = self.store.has_room(num_bytes) and (on_host is None or HOST_COPIES * num_bytes <= on_host)
         if not fits:
             log.warning(
-                "the state of this training, %s, is not kept: the disk of the store %s or the memory has no room for "
-                "it. If the run is interrupted, this edit begins again.",
-                *(size_text(num_bytes), self.store.root),
+                "the state of this training, %s, is not kept%s: the disk of the store %s or the memory has no room for "
+                "it. If the run is interrupted, this edit %s.",
+                *(size_text(num_bytes), " any longer" if self.files else "", self.store.root),
+                "goes on from an earlier state" if self.files else "begins again",
             )
         elif not self.files:
             log.info(

@@ -197,7 +197,21 @@ def test_without_room_nothing_is_kept_and_one_line_says_so(
         monkeypatch.setattr(stored_trainings, "free_bytes", lambda device: 1000)
     with caplog.at_level(logging.WARNING), pytest.raises(KeyboardInterrupt):
         training.run("store", "ft_m", PAIRS, most=7)
-    assert caplog.text.count("is not kept") == 1 and "trainings" not in Store(training.folder / "store").size()
+    assert caplog.text.count("is not kept: ") == caplog.text.count("begins again.") == 1
+    assert "trainings" not in Store(training.folder / "store").size()
+
+
+def test_without_room_for_later_states_the_first_one_serves(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rooms = itertools.chain([True], itertools.repeat(False))
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "has_room", lambda *_: next(rooms))
+        training.kill("store", "ft_m", PAIRS, 7)
+    (warning,) = [record.message for record in caplog.records if "is not kept any longer" in record.message]
+    assert warning.endswith("goes on from an earlier state.")
+    training.run("store", "ft_m", PAIRS)
+    assert training.num_steps == 11
 
 
 def test_a_short_edit_writes_nothing(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
