@@ -223,7 +223,7 @@ class GatedTraining:
         return self._delta(0, self.facts, self.num_steps)
 
     def _record(self, done: int) -> dict[str, Any]:
-        """How far the training of a joint edit is, besides its tensors, after so many chunks."""
+        """The progress of a joint edit, besides its tensors, after ``done`` chunks."""
         history = [[fact.losses, fact.divergences] for fact in self.facts]
         return {"done": done, "num_steps": self.num_steps, "history": history}
 

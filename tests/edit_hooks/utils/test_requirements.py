@@ -52,3 +52,4 @@ def test_a_version_out_of_bounds_is_named_with_the_command(
 def test_builds_of_vendors_and_of_ones_own_are_taken(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, "torch", version)
     require_versions()
+    assert edit_hooks.lm.EditedHFLM.__name__ == "EditedHFLM"

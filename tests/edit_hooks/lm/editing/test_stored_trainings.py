@@ -82,7 +82,7 @@ class Training:
         return Delta.load(paths[-1])
 
     def kill(self, store: str, editor: str, settings: dict[str, Any], steps: int, **options: Any) -> Path:
-        """Interrupt the edit after so many steps; the file of its state."""
+        """Interrupt the edit after ``steps`` steps; the file of its state."""
         with pytest.raises(KeyboardInterrupt):
             self.run(store, editor, settings, most=steps, **options)
         (path,) = (self.folder / store / "trainings").rglob("*.safetensors")

@@ -16,7 +16,7 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.storage.files import sha256_of
 from edit_hooks.utils.storage.json_io import read_json
 from lm_edit.sweeps.checking import tasks
-from lm_edit.sweeps.checking.checks import check_plan, origin_of
+from lm_edit.sweeps.checking.checks import check_plan
 from lm_edit.sweeps.execution.runs import SETTINGS, command_of, prepare
 from lm_edit.sweeps.planning import named_files
 from lm_edit.sweeps.planning.grid import Grid, Run
@@ -462,38 +462,6 @@ def test_text_that_is_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "is not valid YAML" in capsys.readouterr().err
     assert run_verb(["sweep", "exmaple"]) == 2
     assert "Did you mean 'example'" in capsys.readouterr().err
-
-
-# ------------------------------------------------------------------ where settings come from
-
-
-def run_of(folder: Path, model: str, editor: str) -> Run:
-    (run,) = expand(folder, f"models: {{m: {model}}}\neditors: [{editor}]\nbenchmarks: [bake_es]\n").runs
-    return run
-
-
-@pytest.mark.parametrize(
-    ("model", "editor", "tuning"),
-    [
-        ("{}", "rome", "shipped"),  # the demo model
-        ("{}", "mend", "untuned"),
-        ("{}", "ike", ""),
-        ("{}", "unedited", ""),
-        ("{pretrained: not/here, shape: gpt-j-6b}", "rome", "shipped"),
-        ("{pretrained: not/here, shape: gpt-j-6b}", "melo", "untuned"),
-        ("{pretrained: not/here, shape: gpt-j-6b}", "{editor: kn, editor_args: {layers: [3]}}", "given"),
-        ("{pretrained: not/here}", "rome", "unknown"),
-    ],
-)
-def test_origin_of_settings(model: str, editor: str, tuning: str, tmp_path: Path) -> None:
-    run = run_of(tmp_path, model, editor)
-    assert origin_of(load_plan(tmp_path / "plan.yaml"), run).tuning == tuning
-
-
-def test_a_block_that_the_model_lacks_is_an_error(tmp_path: Path) -> None:
-    run = run_of(tmp_path, "{}", "{editor: rome, editor_args: {layers: [99]}}")
-    with pytest.raises(EditingError, match=r"plan.yaml, line 2: run m, rome.*99"):
-        origin_of(load_plan(tmp_path / "plan.yaml"), run)
 
 
 def test_an_editor_has_its_own_seeds(tmp_path: Path) -> None:
