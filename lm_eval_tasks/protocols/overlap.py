@@ -49,7 +49,7 @@ def score_overlap(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Mea
     """The measures above."""
     asked = answers.of_kind(NEIGHBORHOOD)
     within = {
-        f"neighborhood_within_{percent}": mean_over(asked, PROMPTS, partial(_within, percent / 100))
+        f"neighborhood_within_{percent}": mean_over(asked, PROMPTS, partial(_within, 1 - percent / 100))
         for percent in PERCENT
     }
     return {"neighborhood_overlap": mean_over(asked, PROMPTS, _overlap)} | within
@@ -59,5 +59,5 @@ def _overlap(answered: ProbeAnswers) -> float:
     return next_token_overlap(answered.wanted)
 
 
-def _within(bound: float, answered: ProbeAnswers) -> float:
-    return float(1 - _overlap(answered) <= bound)
+def _within(least: float, answered: ProbeAnswers) -> float:
+    return float(_overlap(answered) >= least)

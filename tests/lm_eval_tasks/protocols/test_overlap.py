@@ -41,8 +41,8 @@ def test_shares_by_hand() -> None:
 
 
 def test_a_bound_is_reached_at_the_bound_itself() -> None:
-    found = metrics_of(run(TASK, Overlapping(1.0, 0.5), limit=1), TASK)
-    assert (found["neighborhood_within_10"], found["neighborhood_within_1"]) == (0.5, 0.5)
+    found = metrics_of(run(TASK, Overlapping(0.9, 0.99), limit=1), TASK)
+    assert (found["neighborhood_within_10"], found["neighborhood_within_1"]) == (1.0, 0.5)
 
 
 def test_a_distribution_that_is_not_finite_is_a_failure() -> None:
